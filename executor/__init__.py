@@ -1,0 +1,1 @@
+"""The steps of the simulator run for real: a small hybrid model, calibration, verification."""

@@ -1,0 +1,1 @@
+"""Which question is asked: experiment files, runner, sweeps, tables, plots and the command line."""

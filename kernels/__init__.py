@@ -1,0 +1,1 @@
+"""How one operation computes: torch references and Triton kernels."""

@@ -1,0 +1,1 @@
+"""What a step costs: operation formulas, device files and the modelled backend."""

@@ -1,0 +1,1 @@
+"""What arrives: trace formats, prefix identity, seeded generators and statistics."""
