@@ -1,0 +1,123 @@
+"""What a checkpoint policy can say, what an engine tells it, and how policies are found.
+
+A policy is one file in ``sim/policies``; its name is the file's name with ``_`` as ``-``; its
+fields are its parameters. The policy is a frozen dataclass; what it learns in a run is the
+``memory`` that ``begin`` returns, passed back to every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Memory = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How states share the pool: ``none`` (one running state a request, nothing reusable),
+    ``align`` (states at chunk ends on block boundaries), ``all`` (a state in every block),
+    ``exact`` (token-exact, the ``pool`` engine).
+
+    ``dense`` False asks vLLM 0.33 for checkpoints inside a chunk only at the prompt's end.
+    """
+
+    mode: str
+    dense: bool = False
+
+
+@dataclass(slots=True)
+class Prefill:
+    """The request that is being prefilled, as ``place`` sees it (token counts).
+
+    ``sequence_tokens`` counts outputs of a resumed request; ``end_tokens`` is where prefill
+    ends: max(prompt, sequence - 1). ``branch`` is the branch point its lookup found, 0 for none.
+    """
+
+    request: int
+    prompt_tokens: int
+    sequence_tokens: int
+    end_tokens: int
+    branch: int
+    generation_prompt_tokens: int = -1
+
+
+@dataclass(slots=True)
+class Limits:
+    """Where the engine can leave a state in this chunk.
+
+    ``block_tokens``: chunk ends on multiples of it. ``unit_tokens``: the finest position that
+    can be a key (equal to ``block_tokens`` unless fine-grained). ``inner``: the one position
+    inside the chunk at which a state can be exported, 0 for none. ``tail``: the last position of
+    the prompt that can be a key with a chunk end there, 0 for none. ``budget_tokens``: the most
+    that one chunk may ever be (a setting, not what is left of it). ``last_block``: the last block
+    boundary that a later request could hit.
+    """
+
+    block_tokens: int
+    unit_tokens: int
+    inner: int
+    tail: int
+    budget_tokens: int
+    last_block: int
+
+
+@dataclass(slots=True)
+class State:
+    """A state that exists at ``position`` of ``request`` and could be published.
+
+    ``replay`` and ``branch``: the engine's key positions (the last cacheable position of the
+    prompt, the branch point), already rounded as the engine rounds them; 0 for none.
+    """
+
+    request: int
+    position: int
+    block_tokens: int
+    replay: int
+    branch: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What ``begin`` may look at: the model's and engine's sizes."""
+
+    engine: str
+    state_bytes: int
+    kv_bytes_per_token: int
+    block_tokens: int
+    capacity_bytes: int
+
+
+class Policy(Protocol):
+    """The whole interface. ``sim.policies.base.Base`` has the neutral answers."""
+
+    @property
+    def engines(self) -> Sequence[str]:
+        """Engine versions that can host it, such as ``vllm-0.33``, ``vllm-0.28``, ``pool``."""
+
+    def layout(self, engine: str) -> Layout:
+        """Block rule and slots per request."""
+
+    def place(
+        self, memory: Memory, request: Prefill, start: int, end: int, limits: Limits
+    ) -> tuple[int, Sequence[int]]:
+        """Where the chunk that may reach ``end`` ends, and where it leaves states.
+
+        An end equal to ``start`` means: wait, compute nothing now.
+        """
+
+    def publish(self, memory: Memory, state: State) -> bool:
+        """Whether the state becomes reusable."""
+
+    def trim(self, memory: Memory, path: Sequence[State]) -> Sequence[State]:
+        """States of a root-to-leaf path that are dropped, shallowest first."""
+
+    def victim(self, memory: Memory, candidates: Sequence[State], now_ns: int) -> State | None:
+        """Who goes first under pressure; None is the engine's own order."""
+
+    def begin(self, view: View) -> Memory:
+        """The mutable learning state of a run, or None."""
+
+    def observe(self, memory: Memory, event: str, state: State) -> None:
+        """created, used, dropped, neighbour gone, request admitted."""
