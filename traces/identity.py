@@ -46,7 +46,8 @@ class Prefixes:
         """Ids of the prefixes of length ``step``, ``2 * step``, … of a whole sequence."""
         rows = slice(int(self.offsets[request]), int(self.offsets[request + 1]))
         last = int(self.ends[rows][-1]) if rows.stop > rows.start else 0
-        return self.ids(request, np.arange(step, last + 1, step, dtype=np.int64)).tolist()
+        out: list[int] = self.ids(request, np.arange(step, last + 1, step, dtype=np.int64)).tolist()
+        return out
 
     def common(self, a: int, b: int) -> int:
         """Length of the longest common prefix of the sequences of requests ``a`` and ``b``."""
