@@ -1,0 +1,48 @@
+"""Seeded generators of traces, by name: a dataclass of parameters and a function each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from traces.generators.agentic import Agentic, agentic
+from traces.generators.chat import Chat, chat
+from traces.generators.parameters import in_range, one_of, read
+from traces.generators.shared_prefix import SharedPrefix, shared_prefix
+from traces.trace import Trace
+
+__all__ = [
+    "GENERATORS",
+    "Agentic",
+    "Chat",
+    "Generator",
+    "SharedPrefix",
+    "agentic",
+    "chat",
+    "generate",
+    "shared_prefix",
+]
+
+
+@dataclass(frozen=True)
+class Generator:
+    """``make(parameters(...), seed)`` is a trace; the parameters are a frozen dataclass."""
+
+    parameters: type[Any]
+    make: Callable[[Any, int], Trace]
+
+
+GENERATORS: Mapping[str, Generator] = {
+    "shared_prefix": Generator(SharedPrefix, shared_prefix),
+    "chat": Generator(Chat, chat),
+    "agentic": Generator(Agentic, agentic),
+}
+
+
+def generate(name: str, settings: Mapping[str, object], seed: int = 0) -> Trace:
+    """The trace of generator ``name``. Raises ``ValueError`` on unknown names, keys and values."""
+    one_of("generator", name, GENERATORS)
+    in_range("seed", seed, 0)
+    generator = GENERATORS[name]
+    return generator.make(read(generator.parameters, settings), seed)
