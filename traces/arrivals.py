@@ -143,7 +143,7 @@ def _close(trace: Trace, loop: ClosedLoop) -> Trace:
     times[first[: loop.users]] = 0
     waits: list[Sequence[int]] = [trace.after_of(i) for i in range(len(trace))]
     for before, root in zip(first.tolist(), first[loop.users :].tolist(), strict=False):
-        waits[root] = last[before]
+        waits[root] = last[before] or [before]
     return replace(
         trace,
         arrival_ns=times,
