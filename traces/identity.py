@@ -12,6 +12,7 @@ hashed formats) they are the ids, and no tree is built.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ class Prefixes:
     deltas: Ints
 
     def extents(self, request: int) -> list[tuple[int, int, int]]:
-        """``(start, end, delta)`` of each extent: lengths ``start < p <= end``, id ``p + delta``."""
+        """``(start, end, delta)`` of each extent: for ``start < p <= end`` the id is ``p + delta``."""
         rows = slice(int(self.offsets[request]), int(self.offsets[request + 1]))
         ends = self.ends[rows].tolist()
         return list(zip([0, *ends[:-1]], ends, self.deltas[rows].tolist(), strict=True))
@@ -142,7 +143,7 @@ def _tree_runs(trace: Trace) -> tuple[Ints, Ints, Ints]:
     root = _Node(-1, 0, None)
     offsets = trace.run_offsets.tolist()
     runs = list(zip(trace.run_address.tolist(), trace.run_length.tolist(), strict=True))
-    leaves = [_insert(root, runs[a:b]) for a, b in zip(offsets, offsets[1:], strict=False)]
+    leaves = [_insert(root, runs[a:b]) for a, b in pairwise(offsets)]
     _number(root)
     out: list[tuple[int, int]] = []
     new_offsets = [0]

@@ -1,0 +1,244 @@
+"""Mooncake JSONL: prompts as prefix-chained hashes of whole blocks, times in milliseconds.
+
+What a last, partial block holds is known only as a whole, so its id is shared by equal prompts
+alone. Outputs are not hashed; see ``traces.infer`` for what can be said of them.
+Source: kvcache-ai/Mooncake, FAST25-release; ``session_id`` and ``delay`` as AIPerf has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from traces.chain import Chain
+from traces.columns import Columns
+from traces.errors import BadLines, BadRecord, TraceError
+from traces.fields import integer, integers, nanoseconds, parse_object, string
+from traces.files import lines, write_lines
+from traces.identity import identify
+from traces.infer import infer_appends as inferred
+from traces.trace import UNKNOWN, Ints, Trace
+
+MS = 1_000_000
+MAX_HASH = 2**64 - 1
+
+
+def read_mooncake(
+    path: str,
+    *,
+    block_tokens: int = 512,
+    tail: Literal["ceil", "floor"] = "ceil",
+    infer_appends: Literal["off", "on"] = "off",
+    sort: bool = False,
+    skip_bad: bool = False,
+) -> Trace:
+    """Read ``path``. With ``tail`` floor the last partial block has no id and is not shared.
+
+    Raises ``TraceError``; with ``skip_bad`` bad lines are listed in ``notes["skipped"]`` instead.
+    """
+    bad = BadLines(path, skip_bad)
+    reader = _Reader(block_tokens, tail, Columns(sort))
+    for number, text in lines(path, bad):
+        try:
+            reader.take(parse_object(text))
+        except BadRecord as e:
+            bad.report(number, str(e))
+    trace = reader.columns.build(
+        format="mooncake", block_tokens=block_tokens, infer_appends="off", skipped=tuple(bad.found)
+    )
+    return inferred(trace, block_tokens) if infer_appends == "on" else trace
+
+
+@dataclass
+class _Reader:
+    """Blocks are numbered in order of first sight; block ``b`` owns the addresses from
+    ``b * block_tokens`` on. ``last`` holds the index of a session's latest turn."""
+
+    block_tokens: int
+    tail: str
+    columns: Columns
+    chain: Chain = field(default_factory=Chain)
+    block: dict[int, int] = field(default_factory=dict)
+    partial: dict[int, int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Append one record; nothing changes if it is bad."""
+        _refuse_graph(record)
+        prompt = integer(record, ("input_length", "input_tokens"), 1)
+        output = integer(record, ("output_length", "output_tokens"))
+        arrival = nanoseconds(record, ("timestamp", "created_time"), MS)
+        think = nanoseconds(record, ("delay", "delay_ms"), MS)
+        session = string(record, "session_id")
+        before = self.last.get(session) if session is not None else None
+        self._check_times(arrival, think, session, before)
+        id = string(record, "request_id") or str(len(self.columns.ids))
+        self.columns.check(id, UNKNOWN if arrival is None else arrival)
+        ids = integers(record, "hash_ids", MAX_HASH)
+        self._check_ids(ids, prompt)
+        row = self.columns.add(
+            id,
+            prompt,
+            output,
+            self._runs(ids, prompt),
+            arrival=UNKNOWN if arrival is None else arrival,
+            session=session,
+            after=() if before is None else (before,),
+            think=think or 0,
+        )
+        if session is not None:
+            self.last[session] = row
+
+    def _check_times(
+        self, arrival: int | None, think: int | None, session: str | None, before: int | None
+    ) -> None:
+        if think and before is None:
+            what = "has no session_id" if session is None else "is the first of its session"
+            raise BadRecord(f"delay on a request that {what}, allowed: on later turns")
+        timed = bool(self.columns.ids) and self.columns.arrival[0] != UNKNOWN
+        if arrival is None and before is None and timed:
+            raise BadRecord("timestamp is missing, allowed: milliseconds from the start")
+
+    def _check_ids(self, ids: list[int], prompt: int) -> None:
+        full, rest = divmod(prompt, self.block_tokens)
+        want = full + (rest > 0 and self.tail == "ceil")
+        if len(ids) != want:
+            raise BadRecord(
+                f"{len(ids)} hash_ids for {prompt} tokens in blocks of {self.block_tokens},"
+                f" allowed: {want} with tail {self.tail} (or other options tail, block_tokens)"
+            )
+        self.chain.check(ids)
+        for i, tokens in self._widths(ids, prompt):
+            known = self.partial.get(i, self.block_tokens if i in self.block else tokens)
+            if known != tokens:
+                raise BadRecord(
+                    f"block {i} has {tokens} tokens here but {known} earlier, allowed: one length"
+                )
+
+    def _widths(self, ids: list[int], prompt: int) -> list[tuple[int, int]]:
+        """The ids whose width a record can contradict: its last one and the last seen before."""
+        if not ids:
+            return []
+        out = [(ids[-1], min(self.block_tokens, prompt - (len(ids) - 1) * self.block_tokens))]
+        new = next((k for k, i in enumerate(ids) if i not in self.block), len(ids))
+        return [*out, (ids[new - 1], self.block_tokens)] if 0 < new < len(ids) else out
+
+    def _runs(self, ids: list[int], prompt: int) -> list[tuple[int, int]]:
+        self.chain.add(ids)
+        for i in ids:
+            self.block.setdefault(i, len(self.block))
+        size = self.block_tokens
+        rest = min(prompt, len(ids) * size) - (len(ids) - 1) * size
+        if ids and rest < size:
+            self.partial[ids[-1]] = rest
+        out: list[tuple[int, int]] = []
+        start = previous = -2
+        for b in map(self.block.__getitem__, ids):
+            if b != previous + 1:
+                if start >= 0:
+                    out.append((start * size, (previous + 1 - start) * size))
+                start = b
+            previous = b
+        if ids:
+            out.append((start * size, (previous - start) * size + rest))
+        return out
+
+
+def _refuse_graph(record: dict[str, Any]) -> None:
+    for name in ("wait_for", "branches", "prefix_reset", "tool_wait_ms"):
+        if record.get(name):
+            raise BadRecord(f"{name} is not read, allowed: session_id with delay")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a Mooncake file does not say of a trace, counted in requests."""
+
+    priorities: int = 0
+    generation_prompts: int = 0
+    known_outputs: int = 0
+    dependencies: int = 0
+    sessions: int = 0
+
+
+def write_mooncake(trace: Trace, path: str, *, block_tokens: int = 512) -> Lost:
+    """Write ``trace`` with blocks numbered in order of first sight; says what is lost.
+
+    Sharing is cut to whole blocks. Raises ``TraceError`` where a request has neither a time nor
+    a turn before it while others have.
+    """
+    closed = _closed_sessions(trace)
+    follows = np.isin(trace.session, list(closed)) & (np.diff(trace.after_offsets) > 0)
+    timeless = (trace.arrival_ns == UNKNOWN) & ~follows
+    if timeless.any() and not (timeless | follows).all():
+        i = int(np.flatnonzero(timeless)[0])
+        raise TraceError(
+            path, 0, f"request {trace.ids[i]!r} has no arrival and no turn before it, allowed: one"
+        )
+    write_lines(path, _records(trace, closed, follows, block_tokens))
+    waits = np.diff(trace.after_offsets) > 0
+    return Lost(
+        priorities=int(np.count_nonzero(trace.priority)),
+        generation_prompts=int(np.count_nonzero(trace.generation_prompt_tokens != UNKNOWN)),
+        known_outputs=int(np.count_nonzero(trace.output_known & (trace.output_tokens > 0))),
+        dependencies=int(np.count_nonzero(waits & ~follows)),
+        sessions=int(
+            np.count_nonzero((trace.session != UNKNOWN) & ~np.isin(trace.session, list(closed)))
+        ),
+    )
+
+
+def _closed_sessions(trace: Trace) -> set[int]:
+    """Sessions in which every turn waits for the turn before it and for nothing else."""
+    last: dict[int, int] = {}
+    open_ones: set[int] = set()
+    for i, s in enumerate(trace.session.tolist()):
+        want = [last[s]] if s in last else []
+        if trace.after_of(i) != want or (not want and trace.think_ns[i]):
+            open_ones.add(s)
+        last[s] = i
+    return set(last) - open_ones - {UNKNOWN}
+
+
+def _records(
+    trace: Trace, closed: set[int], follows: np.typing.NDArray[np.bool_], block_tokens: int
+) -> Iterator[str]:
+    offsets, blocks = _blocks(trace, block_tokens)
+    plain = trace.ids == tuple(map(str, range(len(trace))))
+    for i in range(len(trace)):
+        record: dict[str, Any] = {} if plain else {"request_id": trace.ids[i]}
+        session, arrival = int(trace.session[i]), int(trace.arrival_ns[i])
+        if session in closed:
+            record["session_id"] = trace.session_names[session]
+        if arrival != UNKNOWN:
+            record["timestamp"] = _ms(arrival)
+        if follows[i] and trace.think_ns[i]:
+            record["delay"] = _ms(int(trace.think_ns[i]))
+        record["input_length"] = int(trace.prompt_tokens[i])
+        record["output_length"] = int(trace.output_tokens[i])
+        record["hash_ids"] = blocks[offsets[i] : offsets[i + 1]].tolist()
+        yield json.dumps(record)
+
+
+def _ms(ns: int) -> int | float:
+    return ns / MS if ns % MS else ns // MS
+
+
+def _blocks(trace: Trace, block_tokens: int) -> tuple[Ints, Ints]:
+    """Blocks of every prompt (CSR), numbered in order of first sight."""
+    prefixes = identify(trace)
+    rows = []
+    for i, n in enumerate(trace.prompt_tokens.tolist()):
+        ends = np.minimum(np.arange(block_tokens, n + block_tokens, block_tokens), n)
+        rows.append(prefixes.ids(i, ends))
+    offsets = np.r_[0, np.cumsum([len(r) for r in rows])].astype(np.int64)
+    _, first, inverse = np.unique(
+        np.concatenate([*rows, np.zeros(0, np.int64)]), return_index=True, return_inverse=True
+    )
+    rank = np.empty_like(first)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return offsets, np.asarray(rank[inverse], np.int64)
