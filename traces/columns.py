@@ -179,11 +179,13 @@ def _rows(offsets: Ints, order: Ints) -> tuple[Ints, Ints]:
 
 
 def _ints(values: array[int]) -> Ints:
-    return np.frombuffer(values, np.int64).copy() if values else np.zeros(0, np.int64)
+    out: Ints = np.array(values, np.int64)
+    return out
 
 
 def _offsets(counts: array[int]) -> Ints:
-    return np.r_[0, np.cumsum(_ints(counts))].astype(np.int64)
+    out: Ints = np.r_[0, np.cumsum(_ints(counts))].astype(np.int64)
+    return out
 
 
 def _with_private(address: Ints, length: Ints) -> tuple[Ints, Ints]:

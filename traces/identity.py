@@ -32,7 +32,7 @@ class Prefixes:
     deltas: Ints
 
     def extents(self, request: int) -> list[tuple[int, int, int]]:
-        """``(start, end, delta)`` of each extent: for ``start < p <= end`` the id is ``p + delta``."""
+        """``(start, end, delta)`` of each extent: ``start < p <= end`` has id ``p + delta``."""
         rows = slice(int(self.offsets[request]), int(self.offsets[request + 1]))
         ends = self.ends[rows].tolist()
         return list(zip([0, *ends[:-1]], ends, self.deltas[rows].tolist(), strict=True))

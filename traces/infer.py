@@ -66,7 +66,7 @@ def infer_appends(trace: Trace, block_tokens: int) -> Trace:
     for q, prompt in enumerate(trace.prompt_tokens.tolist()):
         own = _runs(trace, q)
         blocks = int(matched[q]) // block_tokens * block_tokens
-        p = longest.get(_id(prefixes, q, blocks)) if 0 < blocks and matched[q] < prompt else None
+        p = longest.get(_id(prefixes, q, blocks)) if blocks and matched[q] < prompt else None
         if p is not None:
             end = totals[p] if totals[p] <= prompt else int(trace.prompt_tokens[p])
             if blocks < end <= prompt:
