@@ -308,6 +308,28 @@ def test_long_prompts_are_compacted() -> None:
     assert identify(trace).common(i - 1, i) == 1000
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "real", "tolerance"),
+    [
+        ("chat", {"sessions": 8475}, 0.3736, 0.03),
+        ("agentic", {"sessions": 1000}, 0.9636, 0.006),
+        ("agentic", {"sessions": 200, "fit": "tau_airline"}, 0.9301, 0.006),
+    ],
+)
+def test_prompts_repeat_as_much_as_the_real_ones(
+    name: str, settings: dict[str, object], real: float, tolerance: float
+) -> None:
+    """Not fitted: the share of prompt tokens that stand in another prompt already."""
+    trace = generate(name, settings, 1)
+    runs = [run for i in range(len(trace)) for run in trace.runs_of(i)[0]]
+    starts = np.array([run.address for run in runs])
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    ends = np.maximum.accumulate(starts + np.array([run.length for run in runs])[order])
+    distinct = np.maximum(0, ends - np.maximum(starts, np.r_[-1, ends[:-1]])).sum()
+    assert 1 - distinct / trace.prompt_tokens.sum() == pytest.approx(real, abs=tolerance)
+
+
 # --- all of them ---------------------------------------------------------------------------
 
 
