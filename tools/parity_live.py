@@ -7,7 +7,7 @@ The driver runs vLLM's scheduler and cache manager on a CPU, in an environment o
 (docs/parity.md says how to set it up); each wheel gets processes of its own.  `--count` cases per
 wheel are recorded, the `--async` share of them asynchronous: seeds `--seed` and up of each kind.
 One line per difference, a line per wheel and kind, a total.  Exit status: 0 when all agree, 1 on a
-difference, 2 when a recording process failed.
+difference, 2 when a recording process failed or nothing was compared.
 """
 
 import argparse
@@ -164,6 +164,8 @@ def main() -> int:
         print(f"{label}: {tally.compared} compared, {tally.differ} differ, {tally.skipped} skipped")
         total.add(tally)
     print(f"total: {total.compared} compared, {total.differ} differ, {total.skipped} skipped")
+    if not total.compared:
+        total.failures.append("nothing was compared")
     for failure in total.failures:
         print(failure, file=sys.stderr)
     return 2 if total.failures else int(total.differ > 0)
