@@ -114,31 +114,38 @@ def arrivals(arrival_ns: Ints) -> Arrivals:
     if not span:
         return Arrivals(len(t), None, None, None, None, None, None)
     gaps = np.diff(t)
-    per_10s, per_60s = (_counts(t, w) for w in (10, 60))
+    per_60s = _windows(t, 60)
     return Arrivals(
         known=len(t),
         duration_s=span,
         rate_per_s=len(t) / span,
         iat_cv=float(gaps.std() / gaps.mean()),
-        fano_10s=_fano(per_10s),
-        fano_60s=_fano(per_60s),
-        peak_over_mean_60s=float(per_60s.max() / per_60s.mean()) if per_60s.any() else None,
+        fano_10s=_windows(t, 10).fano,
+        fano_60s=per_60s.fano,
+        peak_over_mean_60s=per_60s.peak / per_60s.mean,
     )
 
 
-def _counts(t: Ints, window_s: int) -> Ints:
-    """Arrivals in each window from the first arrival on, up to the one with the last."""
-    return np.bincount((t - t[0]) // (window_s * SECOND)).astype(np.int64)
+@dataclass(frozen=True)
+class _Windows:
+    mean: float
+    peak: int
+    fano: float
 
 
-def _fano(counts: Ints) -> float | None:
-    return float(counts.var() / counts.mean()) if len(counts) > 1 and counts.any() else None
+def _windows(t: Ints, window_s: int) -> _Windows:
+    """Arrivals per window from the first arrival to the last; empty windows are not stored."""
+    _, counts = np.unique((t - t[0]) // (window_s * SECOND), return_counts=True)
+    n = int((t[-1] - t[0]) // (window_s * SECOND)) + 1
+    mean = len(t) / n
+    variance = float((counts.astype(float) ** 2).sum()) / n - mean**2
+    return _Windows(mean, int(counts.max()), variance / mean)
 
 
 def _percentiles(values: Ints) -> tuple[int, ...]:
     if not len(values):
         return (0,) * len(PERCENTILES)
-    return tuple(round(float(v)) for v in np.percentile(values, PERCENTILES))
+    return tuple(int(v) for v in np.percentile(values, PERCENTILES))
 
 
 def _ceiling(trace: Trace, shared: Ints) -> Ceiling:
