@@ -31,7 +31,7 @@ class Segments:
 
 
 def segments(trace: Trace) -> Segments:
-    """The coarsest segments that ``trace`` can be written in."""
+    """Segments cut where any run of ``trace`` begins or ends."""
     parts, address, length = _parts(trace)
     bounds = np.unique(np.r_[address, address + length])
     low, high = np.searchsorted(bounds, address), np.searchsorted(bounds, address + length)

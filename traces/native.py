@@ -17,7 +17,7 @@ from typing import Any
 
 from traces.chain import Chain
 from traces.columns import Columns
-from traces.content import segments
+from traces.content import canonical, segments
 from traces.errors import BadLines, BadRecord, TraceError
 from traces.fields import (
     MAX_NS,
@@ -215,7 +215,7 @@ def write_native(trace: Trace, path: str) -> None:
 
 
 def _texts(trace: Trace) -> Iterator[str]:
-    cut = segments(trace)
+    cut = segments(canonical(trace))  # tokens that always go together are one segment
     header = {"format": FORMAT, "version": VERSION, "segments": cut.lengths.tolist()}
     yield json.dumps({**header, "notes": _notes(trace)}, separators=(",", ":"))
     for i, r in enumerate(trace):
