@@ -79,14 +79,15 @@ def convert(
     if out_block_tokens < 1:
         raise UsageError(f"--out-block-tokens is {out_block_tokens}, allowed: 1 or more")
     trace = _read(source, format, block_tokens, tail, infer_appends, sort, skip_bad)
-    _tell_skipped(trace)
     if to == "native":
         write_native(trace, target)
-        typer.echo(f"{len(trace)} requests to {target}; nothing lost")
-        return
-    lost = asdict(write_mooncake(trace, target, block_tokens=out_block_tokens))
-    told = ", ".join(f"{name.replace('_', ' ')} of {n}" for name, n in lost.items() if n)
-    typer.echo(f"{len(trace)} requests to {target}; lost: {told or 'sharing inside blocks only'}")
+        lost = "nothing lost"
+    else:
+        counts = asdict(write_mooncake(trace, target, block_tokens=out_block_tokens))
+        told = [f"{name.replace('_', ' ')} of {n}" for name, n in counts.items() if n]
+        lost = f"lost: {', '.join(['sharing inside blocks', *told])}"
+    _tell_skipped(trace)
+    typer.echo(f"{len(trace)} requests to {target}; {lost}")
 
 
 def _read(
