@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traces.chain import Chain
 from traces.columns import Columns
@@ -24,6 +25,7 @@ from traces.infer import infer_appends as inferred
 from traces.trace import UNKNOWN, Ints, Trace
 
 MS = 1_000_000
+Bools = NDArray[np.bool_]
 MAX_HASH = 2**64 - 1
 
 
@@ -171,8 +173,7 @@ def write_mooncake(trace: Trace, path: str, *, block_tokens: int = 512) -> Lost:
     Sharing is cut to whole blocks. Raises ``TraceError`` where a request has neither a time nor
     a turn before it while others have.
     """
-    closed = _closed_sessions(trace)
-    follows = np.isin(trace.session, list(closed)) & (np.diff(trace.after_offsets) > 0)
+    closed, follows, exact = _turns(trace)
     timeless = (trace.arrival_ns == UNKNOWN) & ~follows
     if timeless.any() and not (timeless | follows).all():
         i = int(np.flatnonzero(timeless)[0])
@@ -180,33 +181,38 @@ def write_mooncake(trace: Trace, path: str, *, block_tokens: int = 512) -> Lost:
             path, 0, f"request {trace.ids[i]!r} has no arrival and no turn before it, allowed: one"
         )
     write_lines(path, _records(trace, closed, follows, block_tokens))
-    waits = np.diff(trace.after_offsets) > 0
     return Lost(
         priorities=int(np.count_nonzero(trace.priority)),
         generation_prompts=int(np.count_nonzero(trace.generation_prompt_tokens != UNKNOWN)),
         known_outputs=int(np.count_nonzero(trace.output_known & (trace.output_tokens > 0))),
-        dependencies=int(np.count_nonzero(waits & ~follows)),
-        sessions=int(
-            np.count_nonzero((trace.session != UNKNOWN) & ~np.isin(trace.session, list(closed)))
-        ),
+        dependencies=int(np.count_nonzero(~exact)),
+        sessions=int(np.count_nonzero((trace.session != UNKNOWN) & ~_in(closed, trace))),
     )
 
 
-def _closed_sessions(trace: Trace) -> set[int]:
-    """Sessions in which every turn waits for the turn before it and for nothing else."""
+def _in(sessions: set[int], trace: Trace) -> Bools:
+    return np.isin(trace.session, list(sessions))
+
+
+def _turns(trace: Trace) -> tuple[set[int], Bools, Bools]:
+    """Sessions in which every turn waits for the turn before it; the requests that do so in
+    them; and those that wait for exactly what the file can say."""
     last: dict[int, int] = {}
-    open_ones: set[int] = set()
+    open_ones = {UNKNOWN}
+    before = np.full(len(trace), UNKNOWN, np.int64)
     for i, s in enumerate(trace.session.tolist()):
-        want = [last[s]] if s in last else []
-        if trace.after_of(i) != want or (not want and trace.think_ns[i]):
+        before[i] = last.get(s, UNKNOWN)
+        if s in last and last[s] not in trace.after_of(i):
             open_ones.add(s)
         last[s] = i
-    return set(last) - open_ones - {UNKNOWN}
+    closed = set(last) - open_ones
+    follows = _in(closed, trace) & (before != UNKNOWN)
+    said = [[int(b)] if f else [] for b, f in zip(before, follows, strict=True)]
+    exact = np.array([trace.after_of(i) == want for i, want in enumerate(said)], bool)
+    return closed, follows, exact
 
 
-def _records(
-    trace: Trace, closed: set[int], follows: np.typing.NDArray[np.bool_], block_tokens: int
-) -> Iterator[str]:
+def _records(trace: Trace, closed: set[int], follows: Bools, block_tokens: int) -> Iterator[str]:
     offsets, blocks = _blocks(trace, block_tokens)
     plain = trace.ids == tuple(map(str, range(len(trace))))
     for i in range(len(trace)):
