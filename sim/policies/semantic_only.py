@@ -1,0 +1,35 @@
+"""States only where a later request is likely to resume: the replay boundary of each prompt and
+branch points. Source: vLLM 0.33's default, mode ``align`` with retention interval 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.policies.base import Base, aligned_stop
+from sim.policy import Layout, Limits, Memory, Prefill, State
+
+
+@dataclass(frozen=True)
+class Policy(Base):
+    """Keeps at most two states of a prompt: its replay boundary and its branch point."""
+
+    @property
+    def engines(self) -> Sequence[str]:
+        """Both vLLM versions."""
+        return ("vllm-0.33", "vllm-0.28")
+
+    def layout(self, engine: str) -> Layout:
+        """A checkpoint inside a chunk only at the prompt's end."""
+        return Layout("align", dense=False)
+
+    def place(
+        self, memory: Memory, request: Prefill, start: int, end: int, limits: Limits
+    ) -> tuple[int, Sequence[int]]:
+        """Chunk ends on block boundaries, and at the branch point."""
+        end = aligned_stop(request, start, end, limits)
+        return end, (limits.inner, end) if limits.inner else (end,)
+
+    def publish(self, memory: Memory, state: State) -> bool:
+        """The replay boundary and the branch point."""
+        return state.position in (state.replay, state.branch)

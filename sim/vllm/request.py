@@ -1,0 +1,58 @@
+"""A request inside the engine: its progress and the blocks that it holds."""
+
+from __future__ import annotations
+
+
+class Live:
+    """One arrived, unfinished request. Counts are tokens unless a name says otherwise.
+
+    ``known`` counts prompt and sampled tokens whose values have been read, ``computed`` those
+    scheduled so far, ``in_flight`` those scheduled and not yet read back, ``promised`` sampled
+    tokens not yet read (async). ``keys[i]`` is the prefix id at ``(i + 1) * unit`` tokens.
+
+    Tables: ``kv[j]`` lists the blocks of attention group ``j``. All state groups always have the
+    same columns filled, so ``states`` maps a column to one block per state group, and
+    ``state_columns`` is the table's length, empty columns included.
+    """
+
+    __slots__ = (
+        "branch", "checkpoint", "commit0", "computed", "hit", "in_flight", "index", "keys",
+        "known", "kv", "kv_cached", "kv_tail", "last_sample", "last_state", "matched",
+        "preemptions", "priority", "promised", "prompt", "quiet", "quiet_from", "retired", "seq",
+        "stale", "stamp", "started", "state_cached", "state_columns", "state_tail", "states",
+        "status", "target", "tick0",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, prompt: int, outputs: int, keys: list[int], priority: int, seq: int
+    ) -> None:
+        self.index, self.prompt, self.keys = index, prompt, keys
+        self.target = prompt + outputs
+        self.priority, self.seq, self.stamp = priority, seq, -1
+        self.known, self.computed, self.in_flight = prompt, 0, 0
+        self.promised, self.stale, self.preemptions = 0, 0, 0
+        self.branch, self.hit, self.matched = 0, 0, 0
+        self.status = "waiting"
+        self.last_sample = -2
+        self.quiet = False
+        self.quiet_from, self.tick0, self.commit0 = 0, 0, 0
+        self.forget_blocks()
+
+    def forget_blocks(self) -> None:
+        """The tables of a request that holds nothing."""
+        self.kv: list[list[int]] = []
+        self.kv_cached = 0
+        self.kv_tail: tuple[int, list[int]] | None = None
+        self.states: dict[int, list[int]] = {}
+        self.state_columns = 0
+        self.state_cached = 0
+        self.state_tail: tuple[int, list[int]] | None = None
+        self.started = False
+        self.last_state: int | None = None
+        self.retired = 0
+        self.checkpoint: tuple[int, int] | None = None
+
+    @property
+    def prefill_end(self) -> int:
+        """Where prefill ends; a resumed request replays its outputs up to the last one."""
+        return max(self.prompt, self.known - 1)
