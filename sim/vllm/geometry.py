@@ -198,7 +198,7 @@ def _group(
 def _units(spec: GeometrySpec, block: int, groups: tuple[Group, ...]) -> tuple[int, int]:
     """Scheduler block and hash unit."""
     if len(groups) == 1:
-        if spec.version == "0.33" and spec.caching and spec.unit_tokens not in (None, block):
+        if spec.version == "0.33" and spec.cached and spec.unit_tokens not in (None, block):
             raise GeometryError(
                 f"prefix match unit {spec.unit_tokens}: with one group hits land on blocks of "
                 f"{block} tokens; leave it unset or set it to {block}"
@@ -219,6 +219,8 @@ def _units(spec: GeometrySpec, block: int, groups: tuple[Group, ...]) -> tuple[i
 
 
 def _num_blocks(spec: GeometrySpec, bytes_per_block: int) -> int:
+    if not bytes_per_block:
+        raise GeometryError("a block has no bytes: no state head is left on this rank")
     if spec.num_blocks is not None:
         return spec.num_blocks
     return 0 if spec.memory_bytes is None else spec.memory_bytes // bytes_per_block
