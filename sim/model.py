@@ -30,11 +30,26 @@ class StateShape:
 
 
 @dataclass(frozen=True)
+class Moe:
+    """A mixture-of-experts feed-forward; widths are inner widths, 0 where there is none or it is
+    not known. ``dense_intermediate`` is the width of those layers that are dense instead."""
+
+    experts: int
+    active_experts: int
+    expert_intermediate: int
+    shared_intermediate: int = 0
+    dense_intermediate: int = 0
+    latent: int = 0
+
+
+@dataclass(frozen=True)
 class Model:
     """``pattern``: one letter per layer in order, M state, * attention, - dense MLP, E MoE.
 
-    ``ffn_intermediate`` is a dense layer's inner width (0 if none). Dtypes are names such as
-    ``bfloat16``; ``ssm_dtype`` is what "auto" means for this model.
+    ``ffn_intermediate`` is a dense layer's inner width (0 if none or not known), ``moe`` what
+    stands in its place; ``vocab_size`` is 0 if not known. Dtypes are names such as ``bfloat16``;
+    ``ssm_dtype`` is what "auto" means for this model. ``certain`` False: ``uncertain`` says which
+    fields are not from the checkpoint's own configuration.
     """
 
     name: str
@@ -51,6 +66,11 @@ class Model:
     ssm_dtype: str = "float32"
     architecture: str = ""
     source: str = ""
+    moe: Moe | None = None
+    hf_id: str = ""
+    certain: bool = True
+    uncertain: str = ""
+    notes: str = ""
 
     def count(self, letter: str) -> int:
         """Layers of one kind."""
