@@ -36,8 +36,11 @@ OPTION_DEFAULTS: dict[str, Any] = {
 SEGMENT = 1 << 32
 
 
-def compare(case: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    """Differences between the recording and the simulator, the first of each kind; empty if none."""
+def compare(case: dict[str, Any], result: dict[str, Any], *, quiet: bool = True) -> list[str]:
+    """Differences between the recording and the simulator, the first of each kind; empty if none.
+
+    ``quiet`` False visits every request in every step, as the engine itself does.
+    """
     version = str(result["vllm"])
     geometry = {k: v for k, v in result["geometry"].items() if k != "vllm"}
     ours = recorded_form(case["config"], version)
@@ -48,7 +51,7 @@ def compare(case: dict[str, Any], result: dict[str, Any]) -> list[str]:
     ]
     if out:
         return out
-    return list(_differences(result, Replay(case, version).run()))
+    return list(_differences(result, Replay(case, version, quiet).run()))
 
 
 def _differences(want: dict[str, Any], got: dict[str, Any]) -> Iterator[str]:
@@ -147,6 +150,7 @@ class Replay:
 
     case: dict[str, Any]
     version: str
+    quiet: bool = True
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -234,9 +238,17 @@ class Replay:
         self.pool.evicted.clear()
         scheduler = self.engine.scheduler
         plan, planned = self.engine.plan_even_if_empty()
-        scheduled = [[self.requests[r.index]["id"], n] for r, n in plan.scheduled.items()]
-        for r, n in plan.scheduled.items():
-            self.requests[r.index]["chunks"].append([step, r.computed - n, n])
+        tokens = {r: n for r, n in plan.scheduled.items()}
+        tokens |= {r: 1 for r in scheduler.quiet.values()}
+        if not self.config["policy"] == "priority":
+            tokens = dict(sorted(tokens.items(), key=lambda item: item[0].stamp))
+        scheduled = [[self.requests[r.index]["id"], n] for r, n in tokens.items()]
+        for r, n in tokens.items():
+            end = r.computed + (scheduler.tick - r.tick0 if r.quiet else 0)
+            self.requests[r.index]["chunks"].append([step, end - n, n])
+        if self.quiet:
+            scheduler.settle(planned)
+            planned.repeat = 1
         for r, hit, _ in plan.admitted:
             self.requests[r.index]["admissions"].append(
                 {"step": step, "cached_tokens": hit.tokens, "junction": hit.branch}
