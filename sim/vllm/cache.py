@@ -254,9 +254,7 @@ class VllmCache:
             total += self._need_states(r, tokens, hit, start, whole)
         return total
 
-    def _need_states(
-        self, r: Live, tokens: int, hit: Hit | None, start: int, whole: bool
-    ) -> int:
+    def _need_states(self, r: Live, tokens: int, hit: Hit | None, start: int, whole: bool) -> int:
         row = hit.states if hit else []
         found = hit.column + 1 if hit and row else 0
         if row and self.pool.key[row[0]] in self.keyed_now:
@@ -528,12 +526,8 @@ class VllmCache:
         row, block, pool = r.states[column], self.state_block, self.pool
         mine = position == (r.prompt - 1) // self.hit_unit * self.hit_unit
         branch = position == r.branch
-        state = State(
-            r.index, position, block, position if mine else 0, position if branch else 0
-        )
-        keep = (mine or branch or position % block == 0) and self.policy.publish(
-            self.memory, state
-        )
+        state = State(r.index, position, block, position if mine else 0, position if branch else 0)
+        keep = (mine or branch or position % block == 0) and self.policy.publish(self.memory, state)
         if not keep:
             for b in row:
                 pool.unpublish(b)

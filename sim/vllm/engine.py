@@ -94,21 +94,12 @@ class VllmEngine:
 
     def plan(self, now_ns: int) -> Step | None:
         """The next step, or None if no token can be computed now."""
-        plan = self.scheduler.schedule()
-        if not plan.scheduled and not self.scheduler.quiet and not plan.preempted:
-            self.cache.end_step()
-            return None
-        return self._finish(plan)
+        return self.scheduler.plan()
 
     def plan_even_if_empty(self) -> tuple[Plan, Step]:
         """One schedule call whatever comes of it, as recorded cases count steps."""
         plan = self.scheduler.schedule()
         return plan, self.scheduler.advance(plan)
-
-    def _finish(self, plan: Plan) -> Step:
-        step = self.scheduler.advance(plan)
-        self.scheduler.settle(step)
-        return step
 
     def take(self, step: Step, repeat: int) -> None:
         """Run the last planned step ``repeat`` times."""

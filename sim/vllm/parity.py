@@ -128,9 +128,7 @@ def trace_of(requests: list[dict[str, Any]]) -> Trace:
     """A case's requests; run ``[seed, length, first]`` names tokens of one long segment a seed."""
 
     def runs(rows: list[list[int]]) -> tuple[Run, ...]:
-        return tuple(
-            Run(r[0] * SEGMENT + (r[2] if len(r) > 2 else 0), r[1]) for r in rows if r[1]
-        )
+        return tuple(Run(r[0] * SEGMENT + (r[2] if len(r) > 2 else 0), r[1]) for r in rows if r[1])
 
     return from_requests(
         Request(
@@ -238,9 +236,9 @@ class Replay:
         self.pool.evicted.clear()
         scheduler = self.engine.scheduler
         plan, planned = self.engine.plan_even_if_empty()
-        tokens = {r: n for r, n in plan.scheduled.items()}
-        tokens |= {r: 1 for r in scheduler.quiet.values()}
-        if not self.config["policy"] == "priority":
+        tokens = dict(plan.scheduled.items())
+        tokens |= dict.fromkeys(scheduler.quiet.values(), 1)
+        if self.config["policy"] != "priority":
             tokens = dict(sorted(tokens.items(), key=lambda item: item[0].stamp))
         scheduled = [[self.requests[r.index]["id"], n] for r, n in tokens.items()]
         for r, n in tokens.items():

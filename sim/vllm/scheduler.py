@@ -138,6 +138,16 @@ class Scheduler:
                 self._rouse(r)
 
     # ---------------------------------------------------------------- one schedule call
+    def plan(self) -> Step | None:
+        """The next step with its ``repeat``, or None if no token can be computed now."""
+        plan = self.schedule()
+        if not plan.scheduled and not self.quiet and not plan.preempted:
+            self.cache.end_step()
+            return None
+        step = self.advance(plan)
+        self.settle(step)
+        return step
+
     def schedule(self) -> Plan:
         """Decide the next step. The caller turns the plan into a ``Step``."""
         self.cache.begin_step(self.index)
@@ -203,9 +213,7 @@ class Scheduler:
             return 0
         return self.cache.place(r, r.computed, r.computed + n) - r.computed
 
-    def _fit(
-        self, plan: Plan, r: Live, n: int, budget: int, i: int
-    ) -> tuple[int, int, bool]:
+    def _fit(self, plan: Plan, r: Live, n: int, budget: int, i: int) -> tuple[int, int, bool]:
         """Allocate for ``r``, preempting as needed: the budget, index and outcome afterwards."""
         priority = self.options.priority
         while not self.cache.allocate(r, n, None):

@@ -1,0 +1,75 @@
+"""``prefixlab parity``: replay recorded cases of the engines' own code and name every difference."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from experiments.cli_errors import UsageError, tells_errors
+from sim.vllm.parity import compare
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def cases(path: Path) -> Iterator[Path]:
+    """Case files below ``path``, in order of name."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder")
+    if path.is_file():
+        yield path
+        return
+    for file in sorted(path.rglob("*.json*")):
+        if file.name.split(".")[0] not in ("index", "models"):
+            yield file
+
+
+def differences(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """``(name, differences)`` of each case in a file."""
+    data = _read(path)
+    if isinstance(data, dict) and "case" in data and "result" in data:
+        yield path.name, compare(data["case"], data["result"])
+    elif isinstance(data, list) and data and "case" in data[0]:
+        for row in data:
+            yield row["case"]["name"], compare(row["case"], row["result"])
+    elif isinstance(data, dict) and "vllm" in data:
+        yield path.name, _geometry(path)
+    else:
+        raise UsageError(f"{path}: not a recorded case; expected an object with case and result")
+
+
+def _read(path: Path) -> Any:
+    opener: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as f:
+            return json.load(f)
+    except (ValueError, OSError, EOFError) as error:
+        raise UsageError(f"{path}: cannot be read as JSON ({error})") from None
+
+
+def _geometry(path: Path) -> list[str]:
+    from sim.parity_geometry import compare_file
+
+    return [str(r) for r in compare_file(path)]
+
+
+@tells_errors
+def parity(
+    paths: Annotated[list[Path], typer.Argument(help="Case files or folders of them.")],
+) -> None:
+    """Replay recorded cases; one line each, non-zero exit on any difference."""
+    total = differ = 0
+    for root in paths:
+        for path in cases(root):
+            for name, found in differences(path):
+                total += 1
+                differ += bool(found)
+                console.print(f"{name}: {found[0] if found else 'agrees'}")
+    console.print(f"{total} cases, {differ} differ")
+    if differ or not total:
+        raise typer.Exit(1)

@@ -1,0 +1,121 @@
+"""A token-exact index without a budget: whatever was computed can be resumed at any token.
+
+Prefix ids run on along chains, and whoever covers an id covers its whole chain below it, so "what
+has been computed" is one number per chain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.ledger import Action, Kind, Ledger
+from sim.policy import Policy
+from sim.vllm.hit import Hit
+from sim.vllm.request import Live
+from traces.identity import Prefixes
+
+
+class ExactCache:
+    """``covered[first id of a chain]`` is the last id computed on it; ``fresh`` what this step
+    adds, readable from the next step on, as a state cannot be read in the step that writes it."""
+
+    def __init__(
+        self, prefixes: Prefixes, policy: Policy, ledger: Ledger, token_bytes: int, state_bytes: int
+    ) -> None:
+        self.prefixes, self.ledger = prefixes, ledger
+        self.reuse = policy.layout("pool").mode == "exact"
+        self.token_bytes, self.state_bytes = token_bytes, state_bytes
+        self.covered: dict[int, int] = {}
+        self.fresh: dict[int, int] = {}
+        self.held: dict[int, int] = {}
+        self.tokens = 0
+        self.step = 0
+        self.state_copies = 0
+
+    def begin_step(self, step: int) -> None:
+        """What the step before wrote can be read now."""
+        self.step = step
+        for head, last in self.fresh.items():
+            self.covered[head] = max(last, self.covered.get(head, last))
+        self.fresh.clear()
+
+    def end_step(self) -> int:
+        """Nothing is copied."""
+        return 0
+
+    def _common(self, r: Live, covered: dict[int, int], longest: int) -> int:
+        reached = 0
+        for start, end, delta in self.prefixes.extents(r.index):
+            last = covered.get(start + 1 + delta)
+            if last is None or start >= longest:
+                break
+            reached = min(end, last - delta, longest)
+            if reached < end:
+                break
+        return reached
+
+    def lookup(self, r: Live) -> Hit:
+        """The longest common prefix with anything computed, short of the last token. Pure."""
+        if not self.reuse:
+            return Hit()
+        common = self._common(r, self.covered, r.known - 1)
+        return Hit(tokens=common, matched=common)
+
+    def place(self, r: Live, start: int, end: int) -> int:
+        """Wait a step if a request planned in this one is about to write a longer prefix."""
+        if not self.reuse or r.status == "running" or not self.fresh:
+            return end
+        both = {**self.covered}
+        for head, last in self.fresh.items():
+            both[head] = max(last, both.get(head, last))
+        return start if self._common(r, both, r.known - 1) > start else end
+
+    def allocate(
+        self, r: Live, n: int, hit: Hit | None, *, whole: bool = False, crowded: bool = True
+    ) -> bool:
+        """Always fits."""
+        start = r.computed + (hit.tokens if hit else 0)
+        self._cover(r, min(start + n, r.known))
+        if hit is not None and hit.tokens:
+            key = int(self.prefixes.ids(r.index, np.array([hit.tokens]))[0])
+            self.ledger.emit(self.step, Kind.STATE, Action.RESTORED, key, hit.tokens, r.index)
+        return True
+
+    def _cover(self, r: Live, end: int) -> None:
+        known = self.held.get(r.index, 0)
+        if end <= known:
+            return
+        self.held[r.index] = end
+        for start, stop, delta in self.prefixes.extents(r.index):
+            if start >= end:
+                break
+            if stop > known:
+                head, last = start + 1 + delta, min(stop, end) + delta
+                before = max(self.fresh.get(head, 0), self.covered.get(head, start + delta))
+                self.tokens += max(0, last - before)
+                self.fresh[head] = max(last, self.fresh.get(head, last))
+        key = int(self.prefixes.ids(r.index, np.array([end]))[0])
+        self.ledger.emit(self.step, Kind.KV, Action.PUBLISHED, key, end, r.index)
+
+    def read_back(self, r: Live) -> None:
+        """A sampled token was read: everything computed so far can be shared."""
+        self._cover(r, min(r.computed - r.in_flight, r.known))
+
+    def free(self, r: Live) -> None:
+        """Nothing is given up; tokens computed while the request was quiet are covered now."""
+        self._cover(r, min(r.known, r.target) - 1)
+        self.held.pop(r.index, None)
+
+    def quiet_until(self, computed: int) -> int:
+        """Decodes never need the pool; their tokens are covered when they are visited."""
+        return computed + 1_000_000_000
+
+    @property
+    def used_bytes(self) -> int:
+        """KV of every distinct token, and one state for each."""
+        return self.tokens * (self.token_bytes + self.state_bytes)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Everything is cached."""
+        return self.used_bytes
