@@ -29,7 +29,7 @@ def nemotron_h(config: Any, where: str) -> Model:
             "head_dim": dim,
             "state_size": _int(c, where, "ssm_state_size", "state_size"),
             "conv_kernel": _int(c, where, "conv_kernel"),
-            "chunk_size": _int(c, where, "chunk_size", "mamba_chunk_size"),
+            **_chunk(c, where),
         },
     )
     dtype = str(c.get("torch_dtype") or c.get("dtype") or "bfloat16").removeprefix("torch.")
@@ -55,16 +55,20 @@ def nemotron_h(config: Any, where: str) -> Model:
 def _text_config(config: Any, where: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"{where}: must be a JSON object, found {type(config).__name__}")
-    for key in ("text_config", "llm_config"):
-        if isinstance(config.get(key), dict):
-            config = config[key]
-    names = config.get("architectures") or [config.get("model_type", "")]
+    inner = [config[k] for k in ("text_config", "llm_config") if isinstance(config.get(k), dict)]
+    c: dict[str, Any] = (inner or [config])[0]
+    names = c.get("architectures") or [c.get("model_type", "")]
     if not any("nemotron" in str(n).lower() and "h" in str(n).lower() for n in names):
         raise ValueError(
             f"{where}: architecture {names}: only NemotronHForCausalLM is read from a "
             "config.json; write a .yaml preset for another"
         )
-    return config
+    return c
+
+
+def _chunk(c: dict[str, Any], where: str) -> dict[str, int]:
+    names = [n for n in ("mamba_chunk_size", "chunk_size") if c.get(n) is not None]
+    return {"chunk_size": _int(c, where, *names)} if names else {}
 
 
 def _pattern(c: dict[str, Any], where: str) -> str:
@@ -82,7 +86,8 @@ def _pattern(c: dict[str, Any], where: str) -> str:
     layers = c.get("num_hidden_layers", len(pattern))
     if layers != len(pattern):
         raise ValueError(
-            f"{where}: num_hidden_layers is {layers}, but hybrid_override_pattern has {len(pattern)}"
+            f"{where}: num_hidden_layers is {layers}, but hybrid_override_pattern has "
+            f"{len(pattern)} letters"
         )
     return pattern
 

@@ -86,7 +86,7 @@ def _model(data: dict[str, Any], where: str) -> Model:
         data |= {_known(key, renamed, where, "ffn"): value for key, value in ffn.items()}
     state = data.get("state")
     if state is not None:
-        args = {key: value for key, value in _mapping(state, where, "state").items()}
+        args = dict(_mapping(state, where, "state"))
         data["state"] = StateShape(str(args.pop("family", "")), args)
     if data.get("attention") is not None:
         data["attention"] = _part(Attention, data["attention"], where, "attention")
