@@ -1,4 +1,4 @@
-"""``prefixlab parity``: replay recorded cases of the engines' own code and name every difference."""
+"""``prefixlab parity``: replay recorded cases and name every difference from the engine."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 class VllmCache:
-    """Blocks, keys and tables of one engine. ``dense`` and ``mode`` come from the policy's layout."""
+    """Blocks, keys and tables of one engine; ``mode`` and ``dense`` are the policy's layout."""
 
     def __init__(
         self,

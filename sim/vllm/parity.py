@@ -192,6 +192,9 @@ class Replay:
         done = {self.requests[j]["id"] for j in self.finished}
         return all(name in done for name in names)
 
+    def _last_arrival(self, step: int) -> bool:
+        return all(self._arrival(i) <= step for i in self.pending)
+
     def _arrive(self, step: int) -> None:
         ready = [i for i in self.pending if self._arrival(i) <= step and self._free_to_go(i)]
         for i in ready:
@@ -223,10 +226,9 @@ class Replay:
                     step += 1
                     continue
                 planned = flying.popleft()[1]
-            elif not row["scheduled"] and not plan.preempted:
-                if all(self._arrival(i) <= step for i in self.pending):
-                    row["stuck"] = True
-                    break
+            elif not row["scheduled"] and not plan.preempted and self._last_arrival(step):
+                row["stuck"] = True
+                break
             self._commit(planned, row, step)
             step += 1
         return self._result()

@@ -1,0 +1,34 @@
+# Two commands do everything: `make demo` runs the main job, `make test` passes the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test bench lint parity-live clean
+
+demo: $(STAMP)
+	$(BIN)/prefixlab run worked_example
+	$(BIN)/prefixlab run step_curve --jobs 2
+
+test: $(STAMP) lint
+	$(BIN)/pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python tools/bench.py
+
+# Needs vLLM's own code in an environment of its own: docs/parity.md says how.
+parity-live: $(STAMP)
+	$(BIN)/python tools/parity_live.py --count 200
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) results
