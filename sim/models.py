@@ -38,7 +38,7 @@ def load(name: str) -> Model:
     allowed``) on a file that does not describe a model.
     """
     if name in names():
-        return from_yaml(PRESETS.joinpath(f"{name}.yaml").read_text("utf-8"), f"{name}.yaml")
+        return _preset(name)
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
@@ -47,6 +47,11 @@ def load(name: str) -> Model:
     near = get_close_matches(name.lower(), names(), 4, 0.4)
     hint = f"nearest are {', '.join(near)}" if near else f"known are {', '.join(names())}"
     raise UnknownModel(f"unknown model {name!r}: {hint}; or give a .yaml preset or a config.json")
+
+
+@cache
+def _preset(name: str) -> Model:
+    return from_yaml(PRESETS.joinpath(f"{name}.yaml").read_text("utf-8"), f"{name}.yaml")
 
 
 def _read(path: Path) -> Model:

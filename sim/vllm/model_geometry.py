@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from sim.dtypes import KV_DTYPES, item_bytes, one_of
 from sim.model import Model
 from sim.state_shapes import GeometryError, layer_state, split
-from sim.vllm.geometry import GeometrySpec, block_tokens
+from sim.vllm.geometry import GeometrySpec, block_tokens, geometry
+from sim.vllm.geometry_types import Geometry
 
 ENGINES = {"vllm-0.33": "0.33", "vllm-0.28": "0.28"}
 # The model files of 0.28 that declare mode `all`, by the architecture they serve.
@@ -145,3 +146,8 @@ def _export(spec: GeometrySpec, block_alignment: int, alignment: int) -> Geometr
         grid = math.lcm(spec.unit_tokens, block_alignment) if spec.unit_tokens else None
         alignment = grid or block_tokens(aligned)
     return replace(aligned, checkpoint_alignment=alignment)
+
+
+def geometry_of_model(model: Model, serving: Serving) -> Geometry:
+    """vLLM's sizes for ``model``. Raises ``GeometryError`` or ``ValueError`` as it would."""
+    return geometry(spec_of_model(model, serving))
