@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from experiments.cli_errors import UsageError, tells_errors
+from sim.parity_geometry import compare_file
 from sim.vllm.parity import compare
 
 console = Console(soft_wrap=True, highlight=False)
@@ -38,7 +39,8 @@ def differences(path: Path) -> Iterator[tuple[str, list[str]]]:
         for row in data:
             yield row["case"]["name"], compare(row["case"], row["result"])
     elif isinstance(data, dict) and "vllm" in data:
-        yield path.name, _geometry(path)
+        for result in compare_file(path):
+            yield result.name, [result.difference] if result.difference else []
     else:
         raise UsageError(f"{path}: not a recorded case; expected an object with case and result")
 
@@ -50,12 +52,6 @@ def _read(path: Path) -> Any:
             return json.load(f)
     except (ValueError, OSError, EOFError) as error:
         raise UsageError(f"{path}: cannot be read as JSON ({error})") from None
-
-
-def _geometry(path: Path) -> list[str]:
-    from sim.parity_geometry import compare_file
-
-    return [str(r) for r in compare_file(path)]
 
 
 @tells_errors

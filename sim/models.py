@@ -131,8 +131,12 @@ def _part(cls: type[Any], data: Any, where: str, what: str) -> Any:
 
 def checked(model: Model, where: str) -> Model:
     """``model`` if it makes sense. Raises ``ValueError`` naming ``where`` and the field."""
-    for problem in _problems(model):
-        raise ValueError(f"{where}: {problem}")
+    try:
+        problems = _problems(model)
+    except ValueError as error:
+        problems = [str(error)]
+    if problems:
+        raise ValueError(f"{where}: {problems[0]}")
     return model
 
 

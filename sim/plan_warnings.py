@@ -46,9 +46,12 @@ def _start(spec: GeometrySpec, pool: PoolPlan) -> Iterator[str]:
 def _blocks(spec: GeometrySpec, sized: Geometry) -> Iterator[str]:
     block = sized.block_tokens
     if spec.hybrid and block > spec.max_model_len:
+        effect = (
+            "no prefix can ever be reused" if spec.cached else "every request pays a whole block"
+        )
         yield (
             f"a block of {block:,} tokens is longer than max-model-len {spec.max_model_len:,}: "
-            "no prefix can ever be reused"
+            f"{effect}"
         )
 
 

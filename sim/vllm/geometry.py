@@ -175,7 +175,7 @@ def geometry(spec: GeometrySpec) -> Geometry:
 
 
 def _page_bytes(spec: GeometrySpec, block: int) -> int:
-    state = spec.state.bytes if spec.state else 0
+    state = spec.state.bytes if spec.state and spec.states else 0
     if "*" not in spec.pattern:
         return state
     page = block * spec.token_bytes
