@@ -12,16 +12,6 @@ import yaml
 
 from sim.cost.efficiency import Constant
 
-ITEM_BYTES = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "int8": 1,
-}
-
 
 @dataclass(frozen=True)
 class Device:

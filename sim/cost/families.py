@@ -26,7 +26,6 @@ class Family:
     projections: tuple[tuple[int, int], ...]
     channels: int
     width: int
-    state_values: int
     norm_values: int
     prefill: Prefill | None
     update: Update | None
@@ -45,7 +44,6 @@ def _mamba2(a: dict[str, int], hidden: int, tp: int, act: int, state: int) -> Fa
         projections=((hidden, inner + channels + heads), (inner, hidden)),
         channels=channels,
         width=a["conv_kernel"],
-        state_values=heads * p * n,
         norm_values=3 * inner,
         prefill=lambda t, s: ops.ssd_prefill(t, s, heads, p, n, g, chunk, act, state),
         update=lambda b: ops.state_update(b, heads, p, n, g, act, state),
@@ -58,7 +56,6 @@ def _mamba1(a: dict[str, int], hidden: int, tp: int, act: int, state: int) -> Fa
         projections=((hidden, 2 * inner), (inner, rank + 2 * n), (rank, inner), (inner, hidden)),
         channels=inner,
         width=a["conv_kernel"],
-        state_values=inner * n,
         norm_values=3 * inner,
         prefill=lambda t, s: ops.selective_scan(t, s, inner, n, act, state),
         update=lambda b: ops.selective_scan(b, b, inner, n, act, state),
@@ -71,7 +68,6 @@ def _short_conv(a: dict[str, int], hidden: int, tp: int, act: int, state: int) -
         projections=((hidden, 3 * inner), (inner, hidden)),
         channels=inner,
         width=a["conv_kernel"],
-        state_values=0,
         norm_values=4 * inner,
         prefill=None,
         update=None,
@@ -85,7 +81,6 @@ def _linear(a: dict[str, int], hidden: int, tp: int, act: int, state: int) -> Fa
         projections=((hidden, 4 * inner), (inner, hidden)),
         channels=0,
         width=1,
-        state_values=heads * d * d,
         norm_values=3 * inner,
         prefill=lambda t, s: ops.ssd_prefill(t, s, heads, d, d, heads, chunk, act, state),
         update=lambda b: ops.state_update(b, heads, d, d, heads, act, state),
@@ -110,8 +105,7 @@ def _gdn(a: dict[str, int], hidden: int, tp: int, act: int, state: int) -> Famil
     gate = heads * v + 2 * heads
     projections, prefill, update = _delta(hidden, (heads, keys, k, v), chunk, gate, act, state)
     channels = 2 * keys * k + heads * v
-    width, values = a["conv_kernel"], heads * k * v
-    return Family(projections, channels, width, values, 3 * heads * v, prefill, update)
+    return Family(projections, channels, a["conv_kernel"], 3 * heads * v, prefill, update)
 
 
 def _kda(a: dict[str, int], hidden: int, tp: int, act: int, state: int) -> Family:
@@ -122,8 +116,8 @@ def _kda(a: dict[str, int], hidden: int, tp: int, act: int, state: int) -> Famil
     )
     gates = ((d, heads * d), (d, heads * d))
     channels = 2 * keys * k + heads * d
-    width, values = a["conv_kernel"], heads * k * d
-    return Family((*projections, *gates), channels, width, values, 3 * heads * d, prefill, update)
+    projections = (*projections, *gates)
+    return Family(projections, channels, a["conv_kernel"], 3 * heads * d, prefill, update)
 
 
 FAMILIES = {

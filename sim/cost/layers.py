@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.cost import ops
-from sim.cost.device import ITEM_BYTES
 from sim.cost.families import Family, family
 from sim.cost.ops import Work
-from sim.model import Model
+from sim.dtypes import item_bytes
+from sim.model import Model, Moe
+from sim.state_shapes import LayerState, layer_state
 
 
 class Term(NamedTuple):
@@ -24,7 +25,8 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What one of ``tp`` ranks computes. Counts are layers, sizes are values of one layer."""
+    """What one of ``tp`` ranks computes. Counts are layers, sizes are values of one layer;
+    ``state_bytes`` is one request's state in all layers of the rank."""
 
     hidden: int
     vocab: int
@@ -34,22 +36,16 @@ class Shape:
     ffn_layers: int
     ffn_inner: int
     ffn_matrices: int
+    moe_layers: int
+    moe: Moe | None
     query_heads: int
     kv_heads: int
     head_dim: int
     act_bytes: int
     kv_value_bytes: int
     conv_value_bytes: int
-    state_value_bytes: int
+    state_bytes: int
     family: Family | None
-
-    @property
-    def state_bytes(self) -> int:
-        """One request's state in all layers of this rank."""
-        if self.family is None:
-            return 0
-        conv = self.conv_value_bytes * (self.family.width - 1) * self.family.channels
-        return self.state_layers * (conv + self.state_value_bytes * self.family.state_values)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -60,16 +56,19 @@ class Shape:
 def shape_of(model: Model, tp: int = 1, kv_dtype: str = "auto", ssm_dtype: str = "auto") -> Shape:
     """Sizes of one rank. Raises ``ValueError`` where the model lacks what a price needs."""
     _refuse(model, tp)
+    dense, experts = _ffn_layers(model)
     act, a = item_bytes(model.dtype), model.attention
-    state = item_bytes(model.ssm_dtype if ssm_dtype == "auto" else ssm_dtype)
+    state = layer_state(model, tp, 0, ssm_dtype)
     return Shape(
         hidden=model.hidden_size,
         vocab=-(-model.vocab_size // tp),
         tp=tp,
         attention_layers=model.count("*"),
         state_layers=model.count("M"),
-        ffn_layers=_ffn_layers(model),
-        ffn_inner=-(-model.ffn_intermediate // tp),
+        ffn_layers=dense,
+        moe_layers=experts,
+        moe=model.moe,
+        ffn_inner=-(-(model.ffn_intermediate or _dense_of(model.moe)) // tp),
         ffn_matrices=model.ffn_matrices,
         query_heads=0 if a is None else -(-a.num_query_heads // tp),
         kv_heads=0 if a is None else max(1, a.num_kv_heads // tp),
@@ -77,47 +76,53 @@ def shape_of(model: Model, tp: int = 1, kv_dtype: str = "auto", ssm_dtype: str =
         act_bytes=act,
         kv_value_bytes=item_bytes(model.dtype if kv_dtype == "auto" else kv_dtype),
         conv_value_bytes=item_bytes(model.conv_dtype),
-        state_value_bytes=state,
-        family=None
-        if model.state is None
-        else family(model.state, model.hidden_size, tp, act, state),
+        state_bytes=0 if state is None else model.count("M") * state.bytes,
+        family=_family(model, state, tp, act),
     )
 
 
-def item_bytes(dtype: str) -> int:
-    """Bytes of one value. Raises ``ValueError`` on an unknown dtype."""
-    if dtype not in ITEM_BYTES:
-        raise ValueError(f"unknown dtype {dtype!r}; allowed: {', '.join(ITEM_BYTES)}")
-    return ITEM_BYTES[dtype]
+def _family(model: Model, state: LayerState | None, tp: int, act: int) -> Family | None:
+    if model.state is None or state is None:
+        return None
+    return family(model.state, model.hidden_size, tp, act, item_bytes(state.dtypes[-1]))
 
 
 def _refuse(model: Model, tp: int) -> None:
     why = None
     if tp < 1:
         why = f"tensor parallelism is {tp}, must be 1 or more"
-    elif model.count("E"):
+    elif model.count("E") and model.moe is None:
         why = "its MoE layers (E) need expert counts and widths, which the model file does not give"
     elif model.attention is not None and model.attention.kind != "gqa":
         why = f"attention kind {model.attention.kind!r} is not priced, only gqa is"
     elif model.vocab_size <= 0:
         why = f"its vocabulary is {model.vocab_size}, must be above 0 for the output layer"
-    elif not model.ffn_intermediate and model.count("*"):
+    elif not (model.ffn_intermediate or model.moe) and model.count("*"):
         why = "its feed-forward width is not given, so most of its work would be missing"
     if why:
         raise ValueError(f"model {model.name} has no cost: {why}")
 
 
-def _ffn_layers(model: Model) -> int:
-    """Dense feed-forward layers: those in the pattern, or one after each mixer.
+def _dense_of(moe: Moe | None) -> int:
+    return 0 if moe is None else moe.dense_intermediate
 
-    Two architectures differ where the pattern names none: Falcon-H1 runs both mixers of a layer
-    side by side, Zamba2 has one only with the shared attention.
+
+def _ffn_layers(model: Model) -> tuple[int, int]:
+    """Dense and expert feed-forward layers: those in the pattern, or one after each mixer.
+
+    Where the pattern names none, Falcon-H1 runs both mixers of a layer side by side, Zamba2 has
+    one only with the shared attention, Jamba's are dense and experts in turn. Others that begin
+    with a few dense layers are counted as experts throughout.
     """
-    if "-" in model.pattern or not model.ffn_intermediate:
-        return model.count("-")
+    if "-" in model.pattern or "E" in model.pattern:
+        return model.count("-"), model.count("E")
+    layers = model.count("*") + model.count("M")
     if model.architecture.startswith(("FalconH1", "Zamba2")):
-        return model.count("*")
-    return model.count("*") + model.count("M")
+        layers = model.count("*")
+    if model.moe is None:
+        return (layers if model.ffn_intermediate else 0), 0
+    dense = layers // 2 if model.architecture.startswith("Jamba") else 0
+    return dense, layers - dense
 
 
 def token_terms(s: Shape, tokens: int) -> Iterator[Term]:
@@ -130,7 +135,7 @@ def token_terms(s: Shape, tokens: int) -> Iterator[Term]:
     def small(count: int, values: int) -> Term:
         return Term("elementwise", count, ops.elementwise(tokens, values, act), tokens)
 
-    layers = s.attention_layers + s.state_layers + s.ffn_layers
+    layers = s.attention_layers + s.state_layers + s.ffn_layers + s.moe_layers
     yield small(1, 2 * s.hidden)
     yield small(layers, 4 * s.hidden)
     if s.family is not None:
@@ -147,8 +152,33 @@ def token_terms(s: Shape, tokens: int) -> Iterator[Term]:
         yield product(s.ffn_layers, s.hidden, (s.ffn_matrices - 1) * s.ffn_inner)
         yield product(s.ffn_layers, s.ffn_inner, s.hidden)
         yield small(s.ffn_layers, s.ffn_matrices * s.ffn_inner)
+    if s.moe is not None and s.moe_layers:
+        yield from _moe_terms(s, s.moe, tokens)
     if s.tp > 1:
         yield Term("all_reduce", layers, ops.all_reduce(tokens, s.hidden, s.tp, act), tokens)
+
+
+def _moe_terms(s: Shape, moe: Moe, tokens: int) -> Iterator[Term]:
+    """Router, the experts that the step's tokens reach (drawn evenly), and shared experts.
+
+    An estimate: weights of every expert reached are read once; ``latent`` experts work between a
+    shared projection down and one up.
+    """
+    act, width = s.act_bytes, moe.latent or s.hidden
+    yield Term("gemm", s.moe_layers, ops.gemm(tokens, s.hidden, moe.experts, act), tokens)
+    if moe.latent:
+        for k, n in ((s.hidden, width), (width, s.hidden)):
+            yield Term("gemm", s.moe_layers, ops.gemm(tokens, k, n, act), tokens)
+    inner, shared = -(-moe.expert_intermediate // s.tp), -(-moe.shared_intermediate // s.tp)
+    picks = tokens * moe.active_experts
+    reached = moe.experts * (1 - (1 - moe.active_experts / moe.experts) ** tokens)
+    for k, n in ((width, (s.ffn_matrices - 1) * inner), (inner, width)):
+        yield Term("gemm", s.moe_layers, ops.experts_gemm(picks, reached, k, n, act), picks)
+    if shared:
+        for k, n in ((s.hidden, (s.ffn_matrices - 1) * shared), (shared, s.hidden)):
+            yield Term("gemm", s.moe_layers, ops.gemm(tokens, k, n, act), tokens)
+    values = s.ffn_matrices * (moe.active_experts * inner + shared)
+    yield Term("elementwise", s.moe_layers, ops.elementwise(tokens, values, act), tokens)
 
 
 def head_terms(s: Shape, sampled: int) -> Iterator[Term]:

@@ -86,7 +86,8 @@ class ModelledBackend:
     def terms(self, step: Step) -> Iterable[Term]:
         """Operations of the first repetition, decode attention apart."""
         shape = self.shape
-        yield from layers.token_terms(shape, step.tokens)
+        if step.tokens:
+            yield from layers.token_terms(shape, step.tokens)
         if sampled := len(step.decodes) + sum(c.samples for c in step.chunks):
             yield from layers.head_terms(shape, sampled)
         if step.decodes:
@@ -133,6 +134,8 @@ class ModelledBackend:
         return every, self._seconds(terms, self._eager_s)
 
     def _tokens(self, tokens: int, launch: float) -> float:
+        if not tokens:
+            return 0.0
         key = (tokens, launch)
         if (seconds := self._token_s.get(key)) is None:
             terms = layers.token_terms(self.shape, tokens)

@@ -24,6 +24,11 @@ def gemm(tokens: int, k: int, n: int, act: int) -> Work:
     return Work(2 * tokens * k * n, act * (k * n + tokens * (k + n)))
 
 
+def experts_gemm(picks: int, reached: float, k: int, n: int, act: int) -> Work:
+    """``picks`` rows (tokens times experts each), spread over ``reached`` experts' weights."""
+    return Work(2 * picks * k * n, act * (reached * k * n + picks * (k + n)))
+
+
 def elementwise(tokens: int, values: int, act: int) -> Work:
     """A fused elementwise kernel that reads and writes ``values`` values a token."""
     return Work(0, act * tokens * values)
