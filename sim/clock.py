@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.step import Step
-from traces.trace import UNKNOWN, Trace
+from traces.trace import Trace
 
 Times = NDArray[np.int64]
 
@@ -44,10 +44,8 @@ class Arrivals:
         for dependant in self._dependants[request]:
             self._waits[dependant] -= 1
             if not self._waits[dependant]:
-                think, arrival = (
-                    int(self._trace.think_ns[dependant]),
-                    int(self._trace.arrival_ns[dependant]),
-                )
+                think = int(self._trace.think_ns[dependant])
+                arrival = int(self._trace.arrival_ns[dependant])
                 ready.append((max(now_ns + think, arrival), dependant))
         return ready
 
@@ -122,18 +120,12 @@ def fly(step: Step, stretch: Stretch, depth: int) -> list[Flight]:
     So the plan after the stretch happens while its last repetitions run, as it would if each
     repetition were a step of its own.
     """
-    flights, at = [], 0
-    while step.repeat > 1 and at == 0 and step.repeat >= depth:
-        head, rest = step.split(step.repeat - depth + 1)
+    flights, at, size = [], 0, step.repeat - depth + 1
+    while step.repeat > 1 and size < step.repeat:
+        head, step = step.split(max(1, size))
         flights.append(_flight(head, stretch, at))
-        at, step = at + head.repeat, rest
-    while step.repeat > 1:
-        head, step = step.split(1)
-        flights.append(_flight(head, stretch, at))
-        at += 1
-    if step.repeat:
-        flights.append(_flight(step, stretch, at))
-    return flights
+        at, size = at + head.repeat, 1
+    return [*flights, _flight(step, stretch, at)]
 
 
 def _flight(step: Step, stretch: Stretch, at: int) -> Flight:
@@ -145,6 +137,3 @@ def name_requests(trace: Trace, requests: Sequence[int]) -> str:
     """The first few of ``requests`` by id, for an error."""
     shown = ", ".join(repr(trace.ids[r]) for r in requests[:5])
     return shown + (f" and {len(requests) - 5} more" if len(requests) > 5 else "")
-
-
-__all__ = ["UNKNOWN", "Arrivals", "Flight", "Stretch", "fly", "lay_out", "name_requests"]

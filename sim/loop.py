@@ -1,30 +1,28 @@
-"""The replay loop: requests arrive, the engine plans, the backend prices, the clock moves.
+"""The replay loop: arrivals, and one server that plans steps, waits for them and reads them.
 
-One SimPy process serves, one walks the open-loop arrivals, and each closed-loop arrival is one of
-its own. A step is one event, however many repetitions stand in it. Time is integer nanoseconds.
+One event of the clock a step (or a stretch of equal steps), one an arrival, none a token. At
+equal times arrivals come before the server, so a plan sees whatever arrives at its own time.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
+from heapq import heappop, heappush
 
 import numpy as np
 import simpy
+from simpy.events import URGENT, Event
 
-from sim.clock import Arrivals, Flight, fly, lay_out, name_requests
+from sim.clock import Arrivals, Flight, Stretch, fly, lay_out, name_requests
 from sim.engine import Engine
 from sim.recorder import Recorder
 from sim.step import Step, StepBackend
 from traces.trace import Trace
 
-LAST = 2
-"""Event priority of planning: arrivals at the same time come first (SimPy's normal is 1)."""
 
-
-class StuckError(RuntimeError):
-    """Requests are unfinished, nothing can be computed and nothing more will arrive."""
+class StalledError(RuntimeError):
+    """The engine has unfinished requests, plans nothing, and nothing is left to happen."""
 
 
 def replay(
@@ -35,13 +33,21 @@ def replay(
     *,
     host_ns: int = 0,
     leap: bool = True,
-) -> int:
-    """Run ``trace`` to its end; the number of SimPy events. Raises ``StuckError``.
+    until_ns: int | None = None,
+) -> None:
+    """Run the whole trace against the clock.
 
-    ``host_ns`` is the engine's own time a step: added without async scheduling, hidden while
-    another step runs with it. ``leap`` False takes every step by itself; records are the same.
+    ``host_ns`` is the host's time a step: before it where nothing is in flight, behind the step
+    in flight otherwise. ``leap`` takes stretches of equal steps at once; records are the same
+    without (a backend that measures needs ``leap=False``, its durations are not known ahead).
+    From ``until_ns`` on nothing arrives and nothing is planned; what is in flight is read.
+
+    Raises ``StalledError`` if requests can never finish, ``ValueError`` if some wait for each
+    other.
     """
-    return _Replay(engine, trace, backend, recorder, host_ns, leap).run()
+    if host_ns < 0:
+        raise ValueError(f"host_ns is {host_ns}, must be 0 or more")
+    _Replay(engine, trace, backend, recorder, host_ns, leap, until_ns).run()
 
 
 class _Replay:
@@ -53,139 +59,222 @@ class _Replay:
         recorder: Recorder,
         host_ns: int,
         leap: bool,
+        until_ns: int | None,
     ) -> None:
         self.engine, self.trace, self.backend, self.recorder = engine, trace, backend, recorder
-        self.host_ns, self.leap = host_ns, leap
-        self.env = simpy.Environment(initial_time=0)
+        self.host_ns, self.leap, self.until_ns = host_ns, leap, until_ns
+        self.env = simpy.Environment(0)
         self.arrivals = Arrivals(trace)
         self.flights: deque[Flight] = deque()
         self.free_ns = 0
-        self.idle: Any = None
-        self.events = 0
+        self.decided_ns = -1
+        self.open: dict[int, None] = {}
+        self.wake: Event | None = None
 
-    def run(self) -> int:
-        """The whole replay."""
-        self.env.process(self._walk_open_arrivals())
+    def run(self) -> None:
+        self.env.process(self._arrive_open())
         self.env.process(self._serve())
         self.env.run()
-        if self.engine.unfinished or self.arrivals.left:
-            raise self._stuck()
-        return self.events
+        if self.until_ns is None:
+            _all_finished(self.trace, self.open, self.arrivals)
 
-    def _stuck(self) -> StuckError:
-        held = name_requests(self.trace, self.arrivals.held())
-        waits = f"; waiting for others: {held}" if held else ""
-        return StuckError(
-            f"{self.engine.unfinished} requests are in the engine and none of them can be computed "
-            f"at {self.env.now / 1e9:.3f} s: the pool is too small for the one at the head{waits}"
-        )
+    # Arrivals
 
-    # ---------------------------------------------------------------- arrivals
-    def _walk_open_arrivals(self) -> Generator[Any, Any, None]:
-        for time_ns, request in self.arrivals.open:
-            if time_ns > self.env.now:
-                self.events += 1
-                yield self.env.timeout(time_ns - self.env.now)
+    def _arrive_open(self) -> Generator[Event, None, None]:
+        for at, request in self.arrivals.open:
+            if self._over(at):
+                return
+            if at > self.env.now:
+                yield self._at(at)
             self._arrive(request)
 
-    def _arrive_later(self, time_ns: int, request: int) -> Generator[Any, Any, None]:
-        self.events += 1
-        yield self.env.timeout(time_ns - self.env.now)
-        self._arrive(request)
+    def _at(self, at: int) -> Event:
+        """An event at ``at`` that comes before the server's at the same time."""
+        event = Event(self.env)
+        event._ok, event._value = True, None
+        self.env.schedule(event, URGENT, at - int(self.env.now))
+        return event
 
     def _arrive(self, request: int) -> None:
-        reason = self.engine.reject_reason(request)
-        if reason is not None:
-            self.recorder.rejected(request, reason, self.env.now)
-            self._release(request)
-            return
-        self.recorder.arrived(request, self.env.now)
-        self.engine.arrive(request)
-        if self.idle is not None:
-            self.env.schedule(self.idle, priority=LAST)
-            self.idle = None
-
-    def _release(self, request: int) -> None:
-        """Let go of those that waited for ``request``."""
-        for time_ns, dependant in self.arrivals.finish(request, self.env.now):
-            if time_ns <= self.env.now:
-                self._arrive(dependant)
+        now, arriving = int(self.env.now), [request]
+        for one in arriving:
+            reason = self.engine.reject_reason(one)
+            if reason is None:
+                self.open[one] = None
+                self.recorder.arrived(one, now)
+                self.engine.arrive(one)
             else:
-                self.env.process(self._arrive_later(time_ns, dependant))
+                self.recorder.rejected(one, reason, now)
+                arriving += self._released(one)
+        if self.wake is not None and not self.wake.triggered:
+            self.wake.succeed()
 
-    # ---------------------------------------------------------------- the server
-    def _serve(self) -> Generator[Any, Any, None]:
-        yield self._at(self.env.now)
+    def _released(self, finished: int) -> list[int]:
+        """Requests that arrive now because ``finished`` did; later ones are scheduled."""
+        now, due = int(self.env.now), []
+        for at, request in self.arrivals.finish(finished, now):
+            if at <= self.decided_ns:
+                raise RuntimeError(
+                    f"request {self.trace.ids[request]!r} arrives at {at} ns, but the engine let "
+                    f"equal steps be planned to {self.decided_ns} ns over the finish of "
+                    f"{self.trace.ids[finished]!r}; `repeat` must be 1 then"
+                )
+            if self._over(at):
+                continue
+            if at <= now:
+                due.append(request)
+            else:
+                self._later(at, request)
+        return due
+
+    def _later(self, at: int, request: int) -> None:
+        call: Callable[[Event], None] = lambda _: self._arrive(request)  # noqa: E731
+        callbacks = self._at(at).callbacks
+        assert callbacks is not None
+        callbacks.append(call)
+
+    def _over(self, at: int) -> bool:
+        return self.until_ns is not None and at >= self.until_ns
+
+    # The server
+
+    def _serve(self) -> Generator[Event, None, None]:
+        flights, depth, env = self.flights, self.engine.depth, self.env
         while True:
-            while len(self.flights) < self.engine.depth:
-                step = self.engine.plan(self.env.now)
-                if step is None:
-                    break
-                self._launch(step)
-            if self.flights:
-                flight = self.flights.popleft()
-                yield self._at(flight.last_ns)
-                self._land(flight)
-            elif self.arrivals.left == 0 or (
-                self.engine.unfinished and self.env.peek() == float("inf")
-            ):
+            while len(flights) < depth and not self._over(int(env.now)) and self._plan():
+                pass
+            if flights:
+                wait = flights[0].last_ns - int(env.now)
+                if wait > 0:
+                    yield env.timeout(wait)
+                self._read(flights.popleft())
+            elif self._over(int(env.now)):
                 return
             else:
-                self.idle = self._event()
-                yield self.idle
+                self.wake = env.event()
+                yield self.wake
+                self.wake = None
 
-    def _event(self) -> Any:
-        event = self.env.event()
-        event._ok, event._value = True, None
-        return event
-
-    def _at(self, time_ns: int) -> Any:
-        """An event at ``time_ns``, after all arrivals of that time."""
-        event = self._event()
-        self.env.schedule(event, priority=LAST, delay=max(0, time_ns - self.env.now))
-        self.events += 1
-        return event
-
-    def _launch(self, step: Step) -> None:
-        now = self.env.now
-        if not self.leap and step.repeat > 1:
-            self.engine.take(step, 1)
-        durations = self.backend.run(step).durations_ns
-        earlier = [f.last_ns for f in self.flights]
-        depth = self.engine.depth
-        stretch = lay_out(durations, now, self.free_ns, self.host_ns, earlier, depth)
-        if step.repeat > 1:
-            horizon = self.env.peek()
-            seen = int(np.searchsorted(stretch.planned_ns, horizon, side="left"))
-            self.engine.take(step, max(1, min(step.repeat, seen)))
-        self.recorder.planned(step, now)
-        self.flights.extend(fly(step, stretch, depth))
+    def _plan(self) -> bool:
+        step = self.engine.plan(int(self.env.now))
+        if step is None:
+            return False
+        if not (step.decodes or step.chunks or step.preempted):
+            raise StalledError(f"step {step.index} does nothing, so time would stand still")
+        for flight in self._run(step):
+            self.recorder.planned(flight.step, flight.planned_ns)
+            self.flights.append(flight)
         self.free_ns = self.flights[-1].last_ns
+        return True
 
-    def _land(self, flight: Flight) -> None:
+    def _run(self, step: Step) -> Iterable[Flight]:
+        now = int(self.env.now)
+        if step.repeat > 1 and self.leap:
+            return self._stretch(step, now)
+        if step.repeat > 1:
+            self.engine.take(step, 1)
+            step.repeat = 1
+        start = max(self.free_ns, now + self.host_ns)
+        return (Flight(step, now, start, self.backend.run(step).durations_ns + start),)
+
+    def _stretch(self, step: Step, now: int) -> list[Flight]:
+        """As many repetitions as would be planned before anything else happens, at least one."""
+        horizon, most = self._horizon(), step.repeat
+        if horizon is not None:
+            step.repeat = min(most, self._guess(step, horizon - now))
+        times, taken = self._lay_out(step, now), step.repeat
+        if horizon is not None:
+            taken = max(1, int(np.searchsorted(times.planned_ns, horizon, "left")))
+        step.repeat = most
+        self.engine.take(step, taken)
+        step.repeat = taken
+        if taken > 1:
+            self.decided_ns = int(times.planned_ns[taken - 1])
+        return fly(step, times, self.engine.depth)
+
+    def _guess(self, step: Step, room_ns: int) -> int:
+        """About how many repetitions fit; too few only costs another plan."""
+        step.repeat, most = 1, step.repeat
+        one = int(self.backend.run(step).durations_ns[0])
+        step.repeat = most
+        return room_ns // max(1, one) + self.engine.depth + 1
+
+    def _lay_out(self, step: Step, now: int) -> Stretch:
+        durations = self.backend.run(step).durations_ns
+        earlier = [flight.last_ns for flight in self.flights]
+        return lay_out(durations, now, self.free_ns, self.host_ns, earlier, self.engine.depth)
+
+    def _horizon(self) -> int | None:
+        """When the next arrival known now happens, or planning ends; None for never."""
+        times = [int(self.env.peek())] if self.env.peek() < float("inf") else []
+        if self.until_ns is not None:
+            times.append(self.until_ns)
+        return min(times, default=None)
+
+    def _read(self, flight: Flight) -> None:
         finished = self.engine.commit(flight.step)
         self.recorder.done(flight.step, flight.start_ns, flight.finish_ns, finished)
         for request in finished:
-            self._release(request)
-
-
-_NO_TIME = np.zeros(1, np.int64)
+            self.open.pop(request, None)
+            for due in self._released(request):
+                self._arrive(due)
 
 
 def serial(engine: Engine, trace: Trace, recorder: Recorder) -> None:
-    """Hits only: requests in file order, each finishing before the next, without a clock."""
-    for request in range(len(trace)):
+    """Hits only: each request finishes before the next arrives, and no step takes any time.
+
+    Requests come in the order of their arrival times; one that waits for others comes its think
+    time after theirs. Raises as ``replay`` does.
+    """
+    arrivals = Arrivals(trace)
+    coming = list(arrivals.open)
+    while coming:
+        now, request = heappop(coming)
         reason = engine.reject_reason(request)
-        if reason is not None:
-            recorder.rejected(request, reason, 0)
-            continue
-        recorder.arrived(request, 0)
-        engine.arrive(request)
-        while engine.unfinished:
-            step = engine.plan(0)
-            if step is None:
-                raise StuckError(f"request {trace.ids[request]!r} does not fit the pool")
-            if step.repeat > 1:
-                engine.take(step, step.repeat)
-            recorder.planned(step, 0)
-            recorder.done(step, 0, _NO_TIME, engine.commit(step))
+        if reason is None:
+            recorder.arrived(request, now)
+            engine.arrive(request)
+            _drain(engine, trace, recorder, request, now)
+        else:
+            recorder.rejected(request, reason, now)
+        for later in arrivals.finish(request, now):
+            heappush(coming, later)
+    _all_finished(trace, {}, arrivals)
+
+
+def _drain(engine: Engine, trace: Trace, recorder: Recorder, request: int, now: int) -> None:
+    flights: deque[Step] = deque()
+    while engine.unfinished or flights:
+        while len(flights) < engine.depth and (step := engine.plan(now)) is not None:
+            for part in _whole(engine, step):
+                recorder.planned(part, now)
+                flights.append(part)
+        if not flights:
+            raise _stalled(trace, [request])
+        step = flights.popleft()
+        finished = engine.commit(step)
+        recorder.done(step, now, np.full(step.repeat, now, np.int64), finished)
+
+
+def _whole(engine: Engine, step: Step) -> Iterable[Step]:
+    if step.repeat == 1:
+        return (step,)
+    engine.take(step, step.repeat)
+    if engine.depth == 1:
+        return (step,)
+    nothing = np.zeros(step.repeat, np.int64)
+    return [f.step for f in fly(step, Stretch(nothing, nothing, nothing), engine.depth)]
+
+
+def _all_finished(trace: Trace, unfinished: dict[int, None], arrivals: Arrivals) -> None:
+    if unfinished:
+        raise _stalled(trace, list(unfinished))
+    if held := arrivals.held():
+        raise ValueError(f"requests wait for each other: {name_requests(trace, held)}")
+
+
+def _stalled(trace: Trace, requests: list[int]) -> StalledError:
+    return StalledError(
+        f"the engine plans nothing though requests are unfinished and nothing else will happen: "
+        f"{name_requests(trace, requests)}; the pool is too small for them: give it more memory"
+    )
