@@ -32,7 +32,8 @@ class Admission:
     """A lookup that was acted on: the first one of a request, or one after a preemption.
 
     ``hit`` tokens are reused; ``matched`` is how far the KV in the index agrees (>= hit).
-    ``branch`` is the branch point that the lookup marked, 0 for none.
+    ``branch`` is the branch point that the lookup marked, 0 for none. ``event`` counts the
+    ledger's events before the lookup.
     """
 
     request: int
@@ -40,6 +41,7 @@ class Admission:
     matched: int
     branch: int
     resumed: bool
+    event: int = 0
 
 
 @dataclass(slots=True)

@@ -57,9 +57,9 @@ class ExactCache:
     def lookup(self, r: Live) -> Hit:
         """The longest common prefix with anything computed, short of the last token. Pure."""
         if not self.reuse:
-            return Hit()
+            return Hit(event=len(self.ledger))
         common = self._common(r, self.covered, r.known - 1)
-        return Hit(tokens=common, matched=common)
+        return Hit(tokens=common, matched=common, event=len(self.ledger))
 
     def place(self, r: Live, start: int, end: int) -> int:
         """Wait a step if a request planned in this one is about to write a longer prefix."""

@@ -108,9 +108,9 @@ class VllmCache:
     def lookup(self, r: Live) -> Hit:
         """The longest usable prefix of ``r``. Pure: changes nothing."""
         if not self.caching:
-            return Hit()
+            return Hit(event=len(self.ledger))
         longest = r.known - 1
-        hit = Hit(kv=[[] for _ in self.kv_groups])
+        hit = Hit(kv=[[] for _ in self.kv_groups], event=len(self.ledger))
         matched = self._match_kv(r, longest, hit) if self.kv_groups else longest
         if not self.state_groups:
             hit.tokens = hit.matched = matched
@@ -546,10 +546,10 @@ class VllmCache:
 
     def quiet_until(self, computed: int) -> int:
         """The next count of computed tokens at which a decode may take, key or release a block."""
-        nearest = 0
+        nearest, margin = 0, 4 if self.options.async_scheduling else 2
         for block in {self.kv_block, self.state_block}:
             inside = computed % block
-            if not 4 <= inside <= block - 2:
+            if not margin <= inside <= block - 2:
                 return computed
             until = computed + block - 1 - inside
             nearest = min(nearest or until, until)

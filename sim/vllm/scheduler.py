@@ -76,6 +76,8 @@ class Scheduler:
 
     def __init__(self, cache: Cache, options: VllmOptions) -> None:
         self.cache, self.options = cache, options
+        # steps between an event and the last of its effects, one more for a step in flight
+        self.margin = 4 if options.async_scheduling else 2
         self.running: list[Live] = []
         self.stamps: list[int] = []
         self.busy: list[Live] = []
@@ -97,7 +99,7 @@ class Scheduler:
             return
         if not options.async_scheduling and r.known != r.computed:
             return
-        last = min(r.target, options.max_model_len) - 4
+        last = min(r.target, options.max_model_len) - self.margin
         wake = min(self.cache.quiet_until(r.computed), last)
         if wake < r.computed + 2:
             return
@@ -290,7 +292,7 @@ class Scheduler:
         r.status = "running"
         r.computed = r.hit = hit.tokens
         r.matched = hit.matched
-        r.quiet_from = r.known + 4
+        r.quiet_from = r.known + self.margin
 
     # ---------------------------------------------------------------- from plan to step
     def advance(self, plan: Plan) -> Step:
@@ -316,7 +318,7 @@ class Scheduler:
             if r.last_sample == self.index - 1 and r not in plan.scheduled and not self._over(r):
                 step.paused.append(r.index)
         step.admitted = [
-            Admission(r.index, hit.tokens, hit.matched, hit.branch, resumed)
+            Admission(r.index, hit.tokens, hit.matched, hit.branch, resumed, hit.event)
             for r, hit, resumed in plan.admitted
         ]
         step.preempted = [r.index for r in plan.preempted]

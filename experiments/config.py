@@ -1,0 +1,228 @@
+"""An experiment file: every key, its type and its limits; errors name the line and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from experiments.cli_errors import UsageError
+
+SHIPPED = Path(__file__).parent
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6,
+         "GB": 10**9}  # fmt: skip
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class EngineConfig(Strict):
+    """Engine version and scheduler settings, by vLLM's own names."""
+
+    version: Literal["vllm-0.33", "vllm-0.28", "pool"] = "vllm-0.33"
+    async_scheduling: bool = True
+    max_num_batched_tokens: int = Field(8192, ge=1)
+    max_num_seqs: int = Field(256, ge=1)
+    max_model_len: int = Field(131_072, ge=2)
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = Field(0, ge=0)
+    watermark: float = Field(0.0, ge=0, lt=1)
+    reserve_full_isl: bool = True
+    priority: bool = False
+    prefix_match_unit: int | None = Field(None, ge=1)
+    block_size: int | None = Field(None, ge=1)
+    ssm_dtype: str = "auto"
+    kv_dtype: str = "auto"
+
+
+class HardwareConfig(Strict):
+    """Device file and tensor parallelism."""
+
+    device: str = "h200"
+    tp: int = Field(1, ge=1)
+
+
+class ArrivalsConfig(Strict):
+    """Arrivals for traces without times; ``rate`` in requests (session starts) a second."""
+
+    kind: Literal["fixed", "poisson", "gamma", "closed_loop"]
+    rate: float = Field(1.0, gt=0)
+    cv: float = Field(1.0, gt=0)
+    users: int = Field(1, ge=1)
+    think_s: float = Field(0.0, ge=0)
+
+
+class TraceConfig(Strict):
+    """A file (``path``) or a generator with its ``parameters``; then arrivals."""
+
+    path: str | None = None
+    generator: str | None = None
+    parameters: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    arrivals: ArrivalsConfig | None = None
+    arrival_scale: float = Field(1.0, gt=0)
+    limit: int | None = Field(None, ge=1)
+
+
+class PolicyConfig(Strict):
+    """A shipped policy or a ``.py`` file; ``engine`` overrides the experiment's version."""
+
+    name: str
+    label: str | None = None
+    engine: Literal["vllm-0.33", "vllm-0.28", "pool"] | None = None
+    parameters: dict[str, Any] = {}
+
+    @property
+    def shown(self) -> str:
+        """What legends and tables call it."""
+        if self.label:
+            return self.label
+        extra = ", ".join(f"{k}={v}" for k, v in self.parameters.items())
+        where = f" ({self.engine})" if self.engine else ""
+        return f"{self.name}{' ' + extra if extra else ''}{where}"
+
+
+class PlotConfig(Strict):
+    """One figure: ``y`` against ``x``, a line per ``series``, a panel per value of ``facet``."""
+
+    file: str
+    title: str
+    source: Literal["summary", "requests"] = "summary"
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+    series: str = "policy"
+    facet: str | None = None
+    facet_labels: dict[str, str] = {}
+    only: dict[str, list[Any]] = {}
+    marks: dict[str, list[float]] = {}
+    log_x: bool = False
+    log_y: bool = False
+    points: bool = False
+
+
+class Experiment(Strict):
+    """The whole file."""
+
+    name: str
+    description: str
+    kind: Literal["replay", "geometry"] = "replay"
+    model: str = "nemotron-h-8b"
+    engine: EngineConfig = EngineConfig()
+    hardware: HardwareConfig = HardwareConfig()
+    memory: str = "40GiB"
+    request_tokens: int = Field(1, ge=1)
+    trace: TraceConfig = TraceConfig()
+    policies: list[PolicyConfig] = [PolicyConfig(name="semantic-only")]
+    sweep: dict[str, list[Any]] = {}
+    seeds: list[int] = [0]
+    table: list[str] = []
+    ttft_limit_s: float = Field(2.0, gt=0)
+    tpot_limit_s: float = Field(0.05, gt=0)
+    plots: list[PlotConfig] = []
+
+
+def memory_bytes(text: str) -> int:
+    """``40GiB`` as bytes. Raises ``UsageError``."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not found or (found[2] or "B") not in UNITS:
+        raise UsageError(f"memory is {text!r}; allowed: a number and one of {', '.join(UNITS)}")
+    return int(float(found[1]) * UNITS[found[2] or "B"])
+
+
+def shipped() -> dict[str, Path]:
+    """The experiments that come with prefixlab, by name."""
+    return {p.stem: p for p in sorted(SHIPPED.glob("*.yaml"))}
+
+
+def find(name: str) -> Path:
+    """A file, or the name of a shipped experiment."""
+    if Path(name).is_file():
+        return Path(name)
+    known = shipped()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(Path(name).stem, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UsageError(f"{name}: no such file, nor a shipped experiment ({', '.join(known)}){hint}")
+
+
+def load(path: Path, overrides: list[str] | None = None) -> Experiment:
+    """Read and check an experiment file; ``overrides`` are ``dotted.key=value``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree, data = yaml.compose(text), yaml.safe_load(text)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not UTF-8 text"
+        raise UsageError(f"{path}{where}: not YAML ({problem})") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: an experiment is a mapping of keys, not {type(data).__name__}")
+    for text in overrides or []:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise UsageError(f"--set {text!r}: expected key=value, such as engine.max_num_seqs=64")
+        put(data, key, yaml.safe_load(value))
+    try:
+        made = Experiment.model_validate(data)
+        for key in made.sweep:
+            put(made.model_dump(), key, None)
+    except ValidationError as error:
+        raise UsageError("\n".join(_explain(path, tree, e) for e in error.errors())) from None
+    return made
+
+
+def put(data: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set ``a.b.c`` in nested mappings. Raises ``UsageError`` if a part is not a mapping."""
+    *parents, last = dotted.split(".")
+    for part in parents:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise UsageError(f"key {dotted!r}: {part!r} is not a mapping")
+    data[last] = value
+
+
+def _explain(path: Path, tree: Any, error: Any) -> str:
+    place = ".".join(str(p) for p in error["loc"])
+    message = error["msg"]
+    if error["type"] == "extra_forbidden":
+        known = _keys_at(error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        message = f"unknown key{hint} Allowed: {', '.join(known)}"
+    else:
+        message = f"{message}, got {error.get('input')!r}"
+    return f"{path}:{_line(tree, error['loc'])}: {place}: {message}"
+
+
+def _keys_at(loc: tuple[Any, ...]) -> list[str]:
+    model: Any = Experiment
+    for part in loc:
+        if isinstance(part, str):
+            field = model.model_fields[part].annotation
+            args = [a for a in getattr(field, "__args__", (field,)) if a is not type(None)]
+            model = args[0]
+    return list(model.model_fields)
+
+
+def _line(tree: Any, loc: tuple[Any, ...]) -> int:
+    node, line = tree, 1
+    for part in loc:
+        if isinstance(node, yaml.MappingNode):
+            found = [(k, v) for k, v in node.value if k.value == str(part)]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line + 1, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+    return line

@@ -1,0 +1,131 @@
+"""The points of an experiment, what each depends on, and how finished ones are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.cli_errors import UsageError
+from experiments.config import Experiment, put
+from experiments.simulate import Point, load_policy, run_point, serving, sized
+
+ROOT = Path(__file__).parent.parent
+PARTS = ("traces", "sim")
+
+
+def points_of(experiment: Experiment) -> list[Point]:
+    """Every combination of sweep axes, policies and seeds, in order."""
+    names = list(experiment.sweep)
+    out = []
+    for values in itertools.product(*experiment.sweep.values()):
+        resolved = _resolve(experiment, dict(zip(names, values, strict=True)))
+        axes = tuple((name.split(".")[-1], _shown(v)) for name, v in zip(names, values, strict=True))
+        for policy, seed in itertools.product(resolved.policies, resolved.seeds):
+            out.append(Point(resolved, policy, axes, seed))
+    return out
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, (int, float, str)) else json.dumps(value)
+
+
+def _resolve(experiment: Experiment, values: dict[str, Any]) -> Experiment:
+    data = experiment.model_dump()
+    for dotted, value in values.items():
+        put(data, dotted, value)
+    return Experiment.model_validate(data)
+
+
+def refuse_impossible(points: list[Point]) -> None:
+    """Raise ``UsageError`` for what could never run, before anything does."""
+    seen = set()
+    for point in points:
+        e = point.experiment
+        key = (point.policy.model_dump_json(), e.model, e.memory, e.engine, e.hardware)
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            policy = load_policy(point)
+            if point.version not in policy.engines:
+                hosts = ", ".join(policy.engines)
+                raise ValueError(f"cannot run on {point.version}; it can on {hosts}")
+            if e.kind == "replay":
+                sized(e.model, serving(point))
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"policy {point.policy.shown}: {error}") from None
+        if e.kind == "replay" and not (e.trace.path or e.trace.generator):
+            raise UsageError("the experiment has no trace: give trace.path or trace.generator")
+
+
+@lru_cache(maxsize=1)
+def source_hash() -> str:
+    """Of everything in the packages that can change a result."""
+    digest = hashlib.sha256()
+    files = [f for part in PARTS for f in (ROOT / part).rglob("*") if f.suffix in
+             (".py", ".yaml", ".json")]  # fmt: skip
+    for file in [*sorted(files), ROOT / "experiments" / "simulate.py"]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=8)
+def file_hash(path: str) -> str:
+    """SHA-256 of a file."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def key_of(point: Point) -> str:
+    """A hash of everything the point's result depends on."""
+    e = point.experiment.model_dump(exclude={"description", "plots", "sweep", "policies", "seeds",
+                                             "table", "name"})  # fmt: skip
+    parts: dict[str, Any] = {
+        "config": e,
+        "policy": point.policy.model_dump(),
+        "columns": point.columns(),
+        "source": source_hash(),
+    }
+    for path in (point.experiment.trace.path, point.policy.name):
+        if path and Path(path).is_file():
+            parts[path] = file_hash(path)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def compute(point: Point, folder: Path) -> str:
+    """Run the point and keep it; the row's file appears last, so it marks what is complete."""
+    key = key_of(point)
+    row, requests = run_point(point)
+    if len(requests):
+        whole = folder / f"{key}.parquet"
+        part = whole.with_suffix(f".{os.getpid()}.part")
+        requests.to_parquet(part, index=False)
+        os.replace(part, whole)
+    part = folder / f"{key}.{os.getpid()}.part"
+    part.write_text(json.dumps(row), encoding="utf-8")
+    os.replace(part, folder / f"{key}.json")
+    return key
+
+
+def missing(points: list[Point], folder: Path) -> Iterator[Point]:
+    """Points without a finished result."""
+    return (p for p in points if not (folder / f"{key_of(p)}.json").is_file())
+
+
+def collect(points: list[Point], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Summary and requests of all finished points, in the experiment's order."""
+    keys = [k for p in points if (folder / f"{(k := key_of(p))}.json").is_file()]
+    rows = [json.loads((folder / f"{k}.json").read_text(encoding="utf-8")) for k in keys]
+    tables = [folder / f"{k}.parquet" for k in keys]
+    frames = [pd.read_parquet(t) for t in tables if t.is_file()]
+    return pd.DataFrame(rows), pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

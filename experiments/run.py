@@ -1,0 +1,169 @@
+"""Run an experiment: points in parallel, each kept as it finishes, then tables and plots."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from joblib import Parallel, delayed
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from experiments.config import Experiment
+from experiments.plots import draw
+from experiments.points import (
+    ROOT,
+    collect,
+    compute,
+    key_of,
+    missing,
+    points_of,
+    refuse_impossible,
+    source_hash,
+)
+from experiments.simulate import Point
+
+PACKAGES = ("prefixlab", "numpy", "pandas", "simpy", "pydantic", "matplotlib")
+DEFAULT_TABLE = ["token_hit_rate", "warm_token_hit_rate", "ttft_p50_s", "ttft_p99_s",
+                 "tpot_p50_s", "requests_per_s", "preemptions", "rejected"]  # fmt: skip
+
+
+def run(experiment: Experiment, out: Path, jobs: int, console: Console) -> list[Path]:
+    """Run what is missing and write every table and plot below ``out``; the plots drawn."""
+    points = points_of(experiment)
+    refuse_impossible(points)
+    folder = out / "points"
+    folder.mkdir(parents=True, exist_ok=True)
+    todo = list(missing(points, folder))
+    if len(todo) < len(points):
+        console.print(f"{len(points) - len(todo)} of {len(points)} points are finished already")
+    stopped = _compute_all(todo, folder, jobs, console)
+    plots = write(experiment, points, out, console)
+    if stopped:
+        raise KeyboardInterrupt
+    return plots
+
+
+def _compute_all(todo: list[Point], folder: Path, jobs: int, console: Console) -> bool:
+    """True if the user stopped it; what was finished is kept."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("points", total=len(todo))
+        try:
+            if jobs == 1 or len(todo) < 2:
+                for point in todo:
+                    compute(point, folder)
+                    bar.advance(task)
+                return False
+            work = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size="auto")
+            for _ in work(delayed(compute)(point, folder) for point in todo):
+                bar.advance(task)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def write(
+    experiment: Experiment, points: list[Point], out: Path, console: Console
+) -> list[Path]:
+    """Tables, manifest and plots from finished points."""
+    summary, requests = collect(points, out / "points")
+    if summary.empty:
+        return []
+    _replace(out / "summary.csv", summary.to_csv(index=False))
+    if len(requests):
+        part = out / "requests.parquet.part"
+        requests.to_parquet(part, index=False)
+        os.replace(part, out / "requests.parquet")
+    _replace(out / "manifest.json", json.dumps(manifest(experiment, points), indent=1))
+    show(experiment, summary, requests, console)
+    return draw(experiment, summary, requests, out)
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def show(
+    experiment: Experiment, summary: pd.DataFrame, requests: pd.DataFrame, console: Console
+) -> None:
+    """The table at the end: seeds averaged, one row a policy and axis value."""
+    axes = [name.split(".")[-1] for name in experiment.sweep]
+    wanted = experiment.table or DEFAULT_TABLE
+    source = summary
+    if any(c not in summary and c in requests for c in wanted):
+        source = requests
+    values = [c for c in wanted if c in source and c not in axes]
+    keys = ["policy", *[a for a in axes if a in source]]
+    if source is requests and "request" in values:
+        keys.append("request")
+        values.remove("request")
+    means = source.groupby(keys, sort=False)[values].mean().reset_index()
+    if len(means) > 40:
+        console.print(f"{len(means)} rows; the first 40 (all in summary.csv):")
+        means = means.head(40)
+    table = Table(title=experiment.name)
+    for column in means.columns:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for row in means.itertuples(index=False):
+        table.add_row(*[_cell(v) for v in row])
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == int(value) and abs(value) > 1 else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def manifest(experiment: Experiment, points: list[Point]) -> dict[str, Any]:
+    """Everything needed to run it again, and what its numbers rest on."""
+    return {
+        "experiment": experiment.model_dump(),
+        "points": [key_of(p) for p in points],
+        "seeds": experiment.seeds,
+        "source_sha256": source_hash(),
+        "git_commit": _git(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "measured": [],
+        "modelled": ["step times: roofline with the device file's efficiencies"]
+        if experiment.kind == "replay"
+        else [],
+        "infer_appends": experiment.trace.options.get("infer_appends", "off"),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _git() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
