@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_trace.app, name="trace", help="Read, measure, convert and generate traces.")
 app.command("parity")(parity)
-app.command("plan")(cli_plan.plan)
+cli_plan.register(app)
 console = Console(highlight=False)
 
 

@@ -109,6 +109,18 @@ class PlotConfig(Strict):
     points: bool = False
 
 
+class Range(Strict):
+    """Values of an axis: ``from`` to ``to``, both included."""
+
+    first: int = Field(alias="from")
+    to: int
+    step: int = Field(1, ge=1)
+
+    def values(self) -> list[Any]:
+        """The axis."""
+        return list(range(self.first, self.to + 1, self.step))
+
+
 class Experiment(Strict):
     """The whole file."""
 
@@ -122,12 +134,16 @@ class Experiment(Strict):
     request_tokens: int = Field(1, ge=1)
     trace: TraceConfig = TraceConfig()
     policies: list[PolicyConfig] = [PolicyConfig(name="semantic-only")]
-    sweep: dict[str, list[Any]] = {}
+    sweep: dict[str, list[Any] | Range] = {}
     seeds: list[int] = [0]
     table: list[str] = []
     ttft_limit_s: float = Field(2.0, gt=0)
     tpot_limit_s: float = Field(0.05, gt=0)
     plots: list[PlotConfig] = []
+
+    def axes(self) -> dict[str, list[Any]]:
+        """Sweep axes with their values."""
+        return {k: v.values() if isinstance(v, Range) else v for k, v in self.sweep.items()}
 
 
 def memory_bytes(text: str) -> int:

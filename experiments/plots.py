@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,7 +16,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -32,7 +33,7 @@ def draw(
     """PNG and SVG of every plot; the PNG files."""
     made = []
     for plot in experiment.plots:
-        table = summary if plot.source == "summary" else derived(requests)
+        table = summary if plot.source == "summary" else requests
         for column, allowed in plot.only.items():
             table = table[table[column].isin(allowed)]
         if table.empty or plot.x not in table or plot.y not in table:

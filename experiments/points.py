@@ -23,9 +23,10 @@ PARTS = ("traces", "sim")
 
 def points_of(experiment: Experiment) -> list[Point]:
     """Every combination of sweep axes, policies and seeds, in order."""
-    names = list(experiment.sweep)
+    sweep = experiment.axes()
+    names = list(sweep)
     out = []
-    for values in itertools.product(*experiment.sweep.values()):
+    for values in itertools.product(*sweep.values()):
         resolved = _resolve(experiment, dict(zip(names, values, strict=True)))
         axes = tuple((name.split(".")[-1], _shown(v)) for name, v in zip(names, values, strict=True))
         for policy, seed in itertools.product(resolved.policies, resolved.seeds):
@@ -38,7 +39,7 @@ def _shown(value: Any) -> Any:
 
 
 def _resolve(experiment: Experiment, values: dict[str, Any]) -> Experiment:
-    data = experiment.model_dump()
+    data = experiment.model_dump(by_alias=True)
     for dotted, value in values.items():
         put(data, dotted, value)
     return Experiment.model_validate(data)

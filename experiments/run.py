@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from experiments.config import Experiment
-from experiments.plots import draw
+from experiments.plots import derived, draw
 from experiments.points import (
     ROOT,
     collect,
@@ -83,6 +83,7 @@ def write(
 ) -> list[Path]:
     """Tables, manifest and plots from finished points."""
     summary, requests = collect(points, out / "points")
+    requests = derived(requests)
     if summary.empty:
         return []
     _replace(out / "summary.csv", summary.to_csv(index=False))
@@ -136,7 +137,7 @@ def _cell(value: Any) -> str:
 def manifest(experiment: Experiment, points: list[Point]) -> dict[str, Any]:
     """Everything needed to run it again, and what its numbers rest on."""
     return {
-        "experiment": experiment.model_dump(),
+        "experiment": experiment.model_dump(by_alias=True),
         "points": [key_of(p) for p in points],
         "seeds": experiment.seeds,
         "source_sha256": source_hash(),
