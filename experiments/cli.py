@@ -41,7 +41,7 @@ def _run(
     """Run an experiment; only what is missing is computed."""
     overrides = list(setting or [])
     if trace is not None:
-        overrides += [f"trace.path={trace}", "trace.generator=null", "trace.parameters={}",
+        overrides += [f"trace.path={trace}", "trace.generator=null", "trace.parameters={}", "trace.requests=[]",
                       "trace.arrivals=null"]  # fmt: skip
     experiment = config.load(config.find(file), overrides)
     folder = out or Path("results") / experiment.name
@@ -59,7 +59,9 @@ def _plot(folder: Annotated[Path, typer.Argument(help="A folder that `run` wrote
     """Draw again from the records in a folder."""
     file = folder / "manifest.json"
     if not file.is_file():
-        raise UsageError(f"{folder}: no manifest.json; expected a folder that `prefixlab run` wrote")
+        raise UsageError(
+            f"{folder}: no manifest.json; expected a folder that `prefixlab run` wrote"
+        )
     experiment = Experiment.model_validate(json.loads(file.read_text())["experiment"])
     for path in write(experiment, points_of(experiment), folder, console):
         console.print(f"picture: {path}")

@@ -59,9 +59,19 @@ class ArrivalsConfig(Strict):
     think_s: float = Field(0.0, ge=0)
 
 
-class TraceConfig(Strict):
-    """A file (``path``) or a generator with its ``parameters``; then arrivals."""
+class InlineRequest(Strict):
+    """A request written in the file: its prompt as ``[content, tokens]`` pairs."""
 
+    id: str
+    prompt: list[tuple[int, int]] = Field(min_length=1)
+    output_tokens: int = Field(1, ge=1)
+
+
+class TraceConfig(Strict):
+    """A file (``path``), a generator with its ``parameters``, or ``requests`` written out, each
+    starting when the one before has finished; then arrivals."""
+
+    requests: list[InlineRequest] = []
     path: str | None = None
     generator: str | None = None
     parameters: dict[str, Any] = {}
@@ -200,11 +210,22 @@ def load(path: Path, overrides: list[str] | None = None) -> Experiment:
 def put(data: dict[str, Any], dotted: str, value: Any) -> None:
     """Set ``a.b.c`` in nested mappings. Raises ``UsageError`` if a part is not a mapping."""
     *parents, last = dotted.split(".")
+    at: Any = data
     for part in parents:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise UsageError(f"key {dotted!r}: {part!r} is not a mapping")
-    data[last] = value
+        at = _inside(at, part, dotted)
+    if not isinstance(at, dict):
+        raise UsageError(f"key {dotted!r}: what holds {last!r} is not a mapping")
+    at[last] = value
+
+
+def _inside(at: Any, part: str, dotted: str) -> Any:
+    if isinstance(at, list) and part.isdigit() and int(part) < len(at):
+        return at[int(part)]
+    if isinstance(at, dict):
+        if at.get(part) is None:
+            at[part] = {}
+        return at[part]
+    raise UsageError(f"key {dotted!r}: there is no {part!r} inside")
 
 
 def _explain(path: Path, tree: Any, error: Any) -> str:

@@ -12,8 +12,8 @@ import pandas as pd
 from experiments.config import Experiment, PlotConfig
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 STYLE: dict[Any, Any] = {
@@ -83,7 +83,8 @@ def _panel(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
         x = mean.index.to_numpy()
         colour = COLOURS[i % len(COLOURS)]
         marker = "o" if plot.points or len(x) < 12 else ""
-        ax.plot(x, mean, color=colour, lw=1.6, marker=marker, ms=4, label=str(name))
+        ax.plot(x, mean, color=colour, lw=max(3.4 - 0.8 * i, 1.2),
+                ls="-" if i % 2 == 0 else "--", marker=marker, ms=4, label=str(name))  # fmt: skip
         if not np.array_equal(low, high):
             ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
     for i, (name, positions) in enumerate(plot.marks.items()):

@@ -28,14 +28,22 @@ def points_of(experiment: Experiment) -> list[Point]:
     out = []
     for values in itertools.product(*sweep.values()):
         resolved = _resolve(experiment, dict(zip(names, values, strict=True)))
-        axes = tuple((name.split(".")[-1], _shown(v)) for name, v in zip(names, values, strict=True))
-        for policy, seed in itertools.product(resolved.policies, resolved.seeds):
+        axes = tuple(
+            (name.split(".")[-1], _shown(v, sweep[name]))
+            for name, v in zip(names, values, strict=True)
+        )
+        named = zip(experiment.policies, resolved.policies, strict=True)
+        plain = [new.model_copy(update={"label": old.shown}) for old, new in named]
+        for policy, seed in itertools.product(plain, resolved.seeds):
             out.append(Point(resolved, policy, axes, seed))
     return out
 
 
-def _shown(value: Any) -> Any:
-    return value if isinstance(value, (int, float, str)) else json.dumps(value)
+def _shown(value: Any, axis: list[Any]) -> Any:
+    """The value in tables; as text where the axis has anything but numbers."""
+    if all(isinstance(v, (int, float)) for v in axis):
+        return value
+    return "unset" if value is None else str(value)
 
 
 def _resolve(experiment: Experiment, values: dict[str, Any]) -> Experiment:
@@ -63,8 +71,10 @@ def refuse_impossible(points: list[Point]) -> None:
                 sized(e.model, serving(point))
         except (ValueError, TypeError) as error:
             raise UsageError(f"policy {point.policy.shown}: {error}") from None
-        if e.kind == "replay" and not (e.trace.path or e.trace.generator):
-            raise UsageError("the experiment has no trace: give trace.path or trace.generator")
+        if e.kind == "replay" and not (e.trace.path or e.trace.generator or e.trace.requests):
+            raise UsageError(
+                "the experiment has no trace: give trace.path, trace.generator or trace.requests"
+            )
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 from joblib import Parallel, delayed
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -78,9 +79,7 @@ def _compute_all(todo: list[Point], folder: Path, jobs: int, console: Console) -
     return False
 
 
-def write(
-    experiment: Experiment, points: list[Point], out: Path, console: Console
-) -> list[Path]:
+def write(experiment: Experiment, points: list[Point], out: Path, console: Console) -> list[Path]:
     """Tables, manifest and plots from finished points."""
     summary, requests = collect(points, out / "points")
     requests = derived(requests)
@@ -113,19 +112,23 @@ def show(
         source = requests
     values = [c for c in wanted if c in source and c not in axes]
     keys = ["policy", *[a for a in axes if a in source]]
-    if source is requests and "request" in values:
-        keys.append("request")
-        values.remove("request")
+    for name in ("request", "id"):
+        if source is requests and name in values:
+            keys.append(name)
+            values.remove(name)
     means = source.groupby(keys, sort=False)[values].mean().reset_index()
     if len(means) > 40:
         console.print(f"{len(means)} rows; the first 40 (all in summary.csv):")
         means = means.head(40)
-    table = Table(title=experiment.name)
+    table = Table(title=experiment.name, box=SIMPLE_HEAD, pad_edge=False)
     for column in means.columns:
-        table.add_column(column, justify="left" if column == "policy" else "right")
+        table.add_column(
+            column, justify="left" if column in ("policy", "id") else "right", no_wrap=True
+        )
     for row in means.itertuples(index=False):
         table.add_row(*[_cell(v) for v in row])
-    console.print(table)
+    # a pipe has no width of its own; figures cut to fit 80 columns would be of no use
+    console.print(table, width=max(console.width, 150), crop=False, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:

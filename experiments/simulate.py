@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,6 +12,7 @@ from experiments.config import (
     ArrivalsConfig,
     EngineConfig,
     Experiment,
+    InlineRequest,
     PolicyConfig,
     TraceConfig,
     memory_bytes,
@@ -37,7 +37,7 @@ from traces import arrivals
 from traces.generators import generate
 from traces.identity import Prefixes, identify
 from traces.registry import read_trace
-from traces.trace import Trace
+from traces.trace import Request, Run, Trace, from_requests
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ def _load_trace(text: str, seed: int) -> tuple[Trace, Prefixes]:
     config = TraceConfig.model_validate_json(text)
     if config.path:
         trace = read_trace(config.path, **config.options)
+    elif config.requests:
+        trace = _written(config.requests)
     else:
         assert config.generator is not None, "checked before the run"
         trace = generate(config.generator, config.parameters, seed)
@@ -130,6 +132,19 @@ def _load_trace(text: str, seed: int) -> tuple[Trace, Prefixes]:
     if config.arrival_scale != 1.0:
         trace = arrivals.scale(trace, config.arrival_scale)
     return trace, identify(trace)
+
+
+def _written(rows: list[InlineRequest]) -> Trace:
+    """Requests written in the experiment file; equal content numbers are equal text."""
+    return from_requests(
+        Request(
+            id=row.id,
+            prompt=tuple(Run(content << 32, tokens) for content, tokens in row.prompt),
+            output_tokens=row.output_tokens,
+            after=(rows[i - 1].id,) if i else (),
+        )
+        for i, row in enumerate(rows)
+    )
 
 
 def _with_arrivals(trace: Trace, a: ArrivalsConfig, seed: int) -> Trace:

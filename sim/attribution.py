@@ -159,9 +159,7 @@ def _lengths(cuts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return out
 
 
-def _states_lost(
-    a: Admission, history: _History, prefixes: Prefixes, grid: int
-) -> tuple[int, int]:
+def _states_lost(a: Admission, history: _History, prefixes: Prefixes, grid: int) -> tuple[int, int]:
     """Furthest positions, above the hit and within resident KV, of states evicted and dropped."""
     if a.matched <= a.hit or not (history.evicted or history.dropped):
         return a.hit, a.hit
