@@ -51,13 +51,13 @@ PREFILL = [
 def test_prefill_table(
     n: int, floor: float, estimate: float, gemm: float, scan: float, attention: float
 ) -> None:
-    # 128 tokens: the table leaves out what the body does not share (6 % of the floor).
+    # At 128 tokens the GEMMs' activations and the elementwise kernels show: 5 % of the floor.
     assert ms(prompt(n), efficiency=FLOOR) == pytest.approx(floor, rel=0.06 if n < 512 else 0.005)
     assert ms(prompt(n)) == pytest.approx(estimate, rel=0.03 if n < 512 else 0.005)
     parts = ModelledBackend(NEMOTRON, QUIET).breakdown(prompt(n))
     assert 1e3 * parts["gemm"] == pytest.approx(gemm, rel=0.005, abs=0.15)
     assert 1e3 * parts["scan"] == pytest.approx(scan, rel=0.02, abs=0.06)
-    assert 1e3 * parts["attention_prefill"] == pytest.approx(attention, rel=0.02, abs=0.03)
+    assert 1e3 * parts["attention_prefill"] == pytest.approx(attention, rel=0.02, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_bad_input_names_the_value_and_the_choice() -> None:
         devices.from_dict(raw | {"bandwidth": -1})
     with pytest.raises(ValueError, match=r"unknown fields \['speed'\]"):
         devices.from_dict(raw | {"speed": 1})
-    with pytest.raises(ValueError, match="gemm is 1.5, must be"):
+    with pytest.raises(ValueError, match=r"gemm is 1\.5, must be"):
         Constant({"gemm": 1.5})
     with pytest.raises(ValueError, match="unknown operation 'gem'"):
         Constant({"gem": 0.5})
