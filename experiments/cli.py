@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,10 @@ app = typer.Typer(
 app.add_typer(cli_trace.app, name="trace", help="Read, measure, convert and generate traces.")
 app.command("parity")(parity)
 cli_plan.register(app)
-console = Console(highlight=False)
+# A pipe has no width of its own; figures cut to fit 80 columns would be of no use.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+NO_OTHER_TRACE = ("trace.generator=null", "trace.requests=[]", "trace.parameters={}",
+                  "trace.arrivals=null")  # fmt: skip
 
 
 def _run(
@@ -41,8 +45,7 @@ def _run(
     """Run an experiment; only what is missing is computed."""
     overrides = list(setting or [])
     if trace is not None:
-        overrides += [f"trace.path={trace}", "trace.generator=null", "trace.parameters={}", "trace.requests=[]",
-                      "trace.arrivals=null"]  # fmt: skip
+        overrides += [f"trace.path={trace}", *NO_OTHER_TRACE]
     experiment = config.load(config.find(file), overrides)
     folder = out or Path("results") / experiment.name
     try:

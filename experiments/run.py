@@ -127,8 +127,7 @@ def show(
         )
     for row in means.itertuples(index=False):
         table.add_row(*[_cell(v) for v in row])
-    # a pipe has no width of its own; figures cut to fit 80 columns would be of no use
-    console.print(table, width=max(console.width, 150), crop=False, soft_wrap=True)
+    console.print(table)
 
 
 def _cell(value: Any) -> str:
