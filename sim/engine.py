@@ -30,7 +30,8 @@ class Engine(Protocol):
         """The next step, or None if nothing can be computed now.
 
         ``repeat`` is how many equal decode steps may be taken in one go. If it is above 1 the
-        loop calls ``take`` before anything else.
+        loop calls ``take`` before anything else. It must be 1 while a step in flight finishes a
+        request: others may arrive because of that, which the loop cannot know yet.
         """
 
     def take(self, step: Step, repeat: int) -> None:

@@ -17,7 +17,8 @@ class Recorder(Protocol):
     Steps run one after another on the device, so ``done`` comes in the order of ``step.index``
     and each finish is after the one before. Leaping and stepping tell the same times: a step
     with ``repeat`` k stands for k steps of index ``step.index`` and on. What a step carries once
-    (``admitted``, ``preempted``, ``fresh``, ``paused``) belongs to its first repetition.
+    (``admitted``, ``preempted``, ``fresh``, ``paused``) belongs to its first repetition. All steps
+    of a stretch are told by ``planned`` when the first is, each with its own time.
     """
 
     def arrived(self, request: int, now_ns: int) -> None:
