@@ -244,6 +244,7 @@ def serial(engine: Engine, trace: Trace, recorder: Recorder) -> None:
 
 def _drain(engine: Engine, trace: Trace, recorder: Recorder, request: int, now: int) -> None:
     flights: deque[Step] = deque()
+    once = np.array([now], np.int64)
     while engine.unfinished or flights:
         while len(flights) < engine.depth and (step := engine.plan(now)) is not None:
             for part in _whole(engine, step):
@@ -253,7 +254,7 @@ def _drain(engine: Engine, trace: Trace, recorder: Recorder, request: int, now: 
             raise _stalled(trace, [request])
         step = flights.popleft()
         finished = engine.commit(step)
-        recorder.done(step, now, np.full(step.repeat, now, np.int64), finished)
+        recorder.done(step, now, once.repeat(step.repeat) if step.repeat > 1 else once, finished)
 
 
 def _whole(engine: Engine, step: Step) -> Iterable[Step]:
