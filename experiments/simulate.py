@@ -119,7 +119,10 @@ def _is_random(config: TraceConfig) -> bool:
 def _load_trace(text: str, seed: int) -> tuple[Trace, Prefixes]:
     config = TraceConfig.model_validate_json(text)
     if config.path:
-        trace = read_trace(config.path, **config.options)
+        how = dict(config.options)
+        if isinstance(how.get("infer_appends"), bool):  # YAML reads a bare on and off as such
+            how["infer_appends"] = "on" if how["infer_appends"] else "off"
+        trace = read_trace(config.path, **how)
     elif config.requests:
         trace = _written(config.requests)
     else:
