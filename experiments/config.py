@@ -117,6 +117,7 @@ class PlotConfig(Strict):
     log_x: bool = False
     log_y: bool = False
     points: bool = False
+    bars: bool = False
 
 
 class Range(Strict):

@@ -76,7 +76,23 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
     return path
 
 
+def _bars(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
+    """Grouped bars, for an x axis of names."""
+    names, series = list(dict.fromkeys(rows[plot.x])), list(dict.fromkeys(rows[plot.series]))
+    width = 0.8 / len(series)
+    for i, name in enumerate(series):
+        means = rows[rows[plot.series] == name].groupby(plot.x)[plot.y].mean()
+        at = np.arange(len(names)) - 0.4 + width * (i + 0.5)
+        ax.bar(at, means.reindex(names), width, color=COLOURS[i % len(COLOURS)], label=str(name))
+    ax.set_xticks(np.arange(len(names)), [str(n) for n in names])
+    ax.grid(axis="x", visible=False)
+
+
 def _panel(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
+    if plot.bars:
+        _bars(ax, plot, rows)
+        ax.set_xlabel(plot.x_label)
+        return
     for i, (name, line) in enumerate(rows.groupby(plot.series, sort=False)):
         grouped = line.groupby(plot.x)[plot.y]
         mean, low, high = grouped.mean(), grouped.min(), grouped.max()
