@@ -200,9 +200,13 @@ def _replay(point: Point) -> tuple[dict[str, Any], pd.DataFrame]:
     )
     replay(engine, trace, backend, records, host_ns=backend.host_ns)
     engine.check()
-    reuse = load_policy(point).layout(point.version).mode != "none"
-    grid = 1 if point.version == "pool" else geometry.unit_tokens
-    reasons = attribute(trace, prefixes, records, ledger, grid_tokens=grid, reuse=reuse)
+    reuse = load_policy(point).layout(point.version).mode != "none" or not model.count("M")
+    grid, block = geometry.unit_tokens, geometry.block_tokens
+    if point.version == "pool":
+        grid = block = 1
+    reasons = attribute(
+        trace, prefixes, records, ledger, grid_tokens=grid, block_tokens=block, reuse=reuse
+    )
     row = point.columns() | summary(
         records,
         capacity_bytes=engine.capacity_bytes,

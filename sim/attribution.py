@@ -56,8 +56,29 @@ class _Coverage:
         return reached
 
 
+class _InFlight:
+    """Requests that were admitted and have not computed their prompt."""
+
+    def __init__(self, records: Records, prompts: list[int], prefixes: Prefixes) -> None:
+        self.records, self.prompts, self.prefixes = records, prompts, prefixes
+        self.requests: list[int] = []
+
+    def common(self, request: int, longest: int) -> int:
+        """The longest prompt prefix shared with one of them when ``request`` is admitted."""
+        first, now = self.records.first_token_ns, self.records.admitted_ns[request]
+        self.requests = [r for r in self.requests if not 0 <= first[r] <= now]
+        shared = (
+            min(self.prefixes.common(request, r), self.prompts[r], longest) for r in self.requests
+        )
+        return max(shared, default=0)
+
+
 class _History:
-    """The ledger up to some event: what was published, evicted and dropped so far."""
+    """The ledger up to some event: what was published, evicted and dropped so far.
+
+    ``kv_lost`` keeps every key of KV that was ever evicted: what came back since is resident, so
+    a lookup matched it. ``has_kv`` is False for models of states alone.
+    """
 
     def __init__(self, ledger: Ledger, prefixes: Prefixes) -> None:
         self.ledger = ledger
@@ -65,22 +86,26 @@ class _History:
         self.published = _Coverage(prefixes)
         self.evicted: set[int] = set()
         self.dropped: set[int] = set()
-        self.any = False
+        self.kv_lost: set[int] = set()
+        self.has_kv = Kind.KV in ledger.kind
 
     def advance(self, to: int) -> None:
         log = self.ledger
         for i in range(self.at, min(to, len(log))):
             kind, action, key = log.kind[i], log.action[i], log.key[i]
+            pressed = action == Action.DROPPED and log.cause[i] == Cause.PRESSURE
             if kind == Kind.KV:
                 if action == Action.PUBLISHED:
                     self.published.add(log.request[i], log.position[i])
-                    self.any = True
+                elif pressed:
+                    self.kv_lost.add(key)
             elif action == Action.PUBLISHED:
                 self.evicted.discard(key)
                 self.dropped.discard(key)
-                self.any = True
-            elif action == Action.DROPPED:
-                (self.dropped if log.cause[i] == Cause.POLICY else self.evicted).add(key)
+            elif pressed:
+                self.evicted.add(key)
+            elif action == Action.DROPPED and log.cause[i] == Cause.POLICY:
+                self.dropped.add(key)
         self.at = max(self.at, to)
 
 
@@ -91,18 +116,21 @@ def attribute(
     ledger: Ledger,
     *,
     grid_tokens: int,
+    block_tokens: int = 0,
     reuse: bool = True,
 ) -> pd.DataFrame:
     """Tokens per request (rows) and reason (columns); rows of rejected requests are zero.
 
-    ``grid_tokens``: positions at which a state can be kept. ``reuse`` False: the policy keeps
-    nothing, so everything that was seen is ``policy_dropped``. Raises ``AssertionError`` unless
+    ``grid_tokens``: positions at which a state can be kept. ``block_tokens``: block of the KV,
+    ``grid_tokens`` if 0. ``reuse`` False: the policy keeps nothing, so everything that was seen
+    and computed is ``policy_dropped``. Raises ``AssertionError`` unless
     each row sums to the prompt.
     """
     history, seen = _History(ledger, prefixes), _Coverage(prefixes)
     finishing = sorted((s, r) for r, s in enumerate(records.finished_step) if s >= 0)
     prompts = trace.prompt_tokens.tolist()
     totals = (trace.prompt_tokens + trace.output_tokens).tolist()
+    computing = _InFlight(records, prompts, prefixes)
     out = {r: [0] * len(trace) for r in REASONS}
     done = 0
     for step, a in records.admissions:
@@ -113,42 +141,57 @@ def attribute(
         if a.resumed:
             continue
         n = prompts[a.request]
-        counts = _reasons(a, n, seen, history, prefixes, grid_tokens, reuse)
+        flying = computing.common(a.request, n - 1)
+        end = max(a.hit, seen.common(a.request, n - 1), history.published.common(a.request, n - 1))
+        if reuse:
+            cuts = _cuts(a, end, flying, history, grid_tokens, block_tokens or grid_tokens)
+        else:
+            cuts = [("hit", a.hit), ("in_flight", flying), ("policy_dropped", end)]
+        counts = _lengths([*cuts, ("never_seen", n - 1), ("last_token", n)])
         assert sum(counts.values()) == n, f"request {trace.ids[a.request]!r}: {counts}, not {n}"
         for reason, tokens in counts.items():
             out[reason][a.request] = tokens
         seen.add(a.request, n)
+        computing.requests.append(a.request)
     return pd.DataFrame(out)
 
 
-def _reasons(
-    a: Admission,
-    n: int,
-    seen: _Coverage,
-    history: _History,
-    prefixes: Prefixes,
-    grid: int,
-    reuse: bool,
-) -> dict[str, int]:
-    """Cut ``0:n`` at the points where the reason changes."""
-    end = max(a.hit, seen.common(a.request, n - 1), history.published.common(a.request, n - 1))
-    cuts = [("hit", a.hit)]
-    if not reuse:
-        cuts.append(("policy_dropped", end))
-    else:
-        floor = end // grid * grid
-        published = history.published.common(a.request, n - 1)
-        evicted, dropped = _states_lost(a, history, prefixes, grid)
-        cuts += [
-            ("state_evicted", evicted),
-            ("policy_dropped", dropped),
-            ("no_checkpoint", min(a.matched, end)),
-            ("kv_evicted", min(published, floor)),
-            ("in_flight", floor),
-            ("below_block", end),
-        ]
-    cuts += [("never_seen", n - 1), ("last_token", n)]
-    return _lengths(cuts)
+def _cuts(
+    a: Admission, end: int, flying: int, history: _History, grid: int, block: int
+) -> list[tuple[str, int]]:
+    """Where each reason ends in ``0:end``, the part of the prompt that was seen.
+
+    Up to ``resident`` only a state is missing. Behind it KV is, because a sharer has not computed
+    it, it was evicted, or it never became a key since its block was not full.
+    """
+    resident = min(a.matched, end) if history.has_kv else end // grid * grid
+    keys = _keys(a, end, history, grid)
+    first = a.hit // grid
+    states, kv = (keys[first : resident // grid], keys[resident // grid : end // grid])
+    lost = _furthest(kv, history.kv_lost, resident // grid) * grid
+    if lost:
+        lost = max(lost, history.published.common(a.request, end) // block * block)
+    state = [
+        ("state_evicted", _furthest(states, history.evicted, first) * grid),
+        ("policy_dropped", _furthest(states, history.dropped, first) * grid),
+        ("no_checkpoint", resident),
+    ]
+    if not history.has_kv:
+        return [("hit", a.hit), ("in_flight", flying), *state, ("below_block", end)]
+    behind = [("in_flight", flying), ("kv_evicted", lost), ("below_block", end)]
+    return [("hit", a.hit), *state, *behind]
+
+
+def _keys(a: Admission, end: int, history: _History, grid: int) -> list[int]:
+    """Keys of the request on the grid; none where nothing that was lost could be among them."""
+    if end <= a.hit or not (history.evicted or history.dropped or history.kv_lost):
+        return []
+    return history.published.prefixes.grid(a.request, grid)
+
+
+def _furthest(keys: list[int], lost: set[int], first: int) -> int:
+    """Place on the grid of the last key that is lost, ``first`` before ``keys[0]``; 0 for none."""
+    return max((first + i for i, key in enumerate(keys, 1) if key in lost), default=0)
 
 
 def _lengths(cuts: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -157,20 +200,6 @@ def _lengths(cuts: Iterable[tuple[str, int]]) -> dict[str, int]:
         out[reason] = max(0, upto - at)
         at = max(at, upto)
     return out
-
-
-def _states_lost(a: Admission, history: _History, prefixes: Prefixes, grid: int) -> tuple[int, int]:
-    """Furthest positions, above the hit and within resident KV, of states evicted and dropped."""
-    if a.matched <= a.hit or not (history.evicted or history.dropped):
-        return a.hit, a.hit
-    keys = prefixes.grid(a.request, grid)
-    evicted = dropped = a.hit
-    for i in range(a.hit // grid, min(a.matched // grid, len(keys))):
-        if keys[i] in history.evicted:
-            evicted = (i + 1) * grid
-        if keys[i] in history.dropped:
-            dropped = (i + 1) * grid
-    return evicted, dropped
 
 
 def lost_at_preemption(trace: Trace, records: Records) -> pd.DataFrame:
