@@ -79,6 +79,7 @@ def summary(
     tpot = _seconds(done.finished_ns - done.first_token_ns) / later
     warm = warm_from_ns(records, capacity_bytes)
     span_s = (int(rows.finished_ns.max()) - int(rows.arrived_ns.min())) / 1e9 if len(done) else 0.0
+    again = [a for _, a in records.admissions if a.resumed]
     met = (ttft <= ttft_limit_s) & (tpot <= tpot_limit_s)
     out: dict[str, float] = {
         "requests": len(rows),
@@ -88,6 +89,8 @@ def summary(
         "hit_tokens": int(rows.hit_tokens.sum()),
         "recompute_tokens": int((rows.matched_tokens - rows.hit_tokens).sum()),
         "preemptions": int(rows.preemptions.sum()),
+        "relookup_hit_tokens": sum(a.hit for a in again),
+        "relookup_recompute_tokens": sum(a.matched - a.hit for a in again),
         **hit_rates(rows),
         **{f"warm_{k}": v for k, v in hit_rates(rows[rows.admitted_ns >= warm]).items()},
         "warm_from_s": warm / 1e9,
