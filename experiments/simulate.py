@@ -214,9 +214,20 @@ def _replay(point: Point) -> tuple[dict[str, Any], pd.DataFrame]:
         tpot_limit_s=e.tpot_limit_s,
     )
     row |= {f"reason_{name}_tokens": int(reasons[name].sum()) for name in reasons}
+    row |= _rates(trace, e.trace.arrival_scale)
     row |= {"block_tokens": geometry.block_tokens}
     requests = pd.concat([records.requests(), reasons.add_prefix("reason_")], axis=1)
     return row, requests.assign(**point.columns())
+
+
+def _rates(trace: Trace, scale: float) -> dict[str, float]:
+    """Open-loop arrivals a second, as replayed and before ``arrival_scale`` slowed them."""
+    known = trace.arrival_ns[trace.arrival_ns >= 0]
+    span_s = float(known.max() - known.min()) / 1e9 if len(known) > 1 else 0.0
+    if not span_s:
+        return {}
+    rate = (len(known) - 1) / span_s
+    return {"arrivals_per_s": rate, "unscaled_arrivals_per_s": rate * scale}
 
 
 def geometry_row(point: Point) -> dict[str, Any]:
