@@ -148,6 +148,7 @@ class Experiment(Strict):
     sweep: dict[str, list[Any] | Range] = {}
     seeds: list[int] = [0]
     table: list[str] = []
+    table_only: dict[str, list[Any]] = {}
     ttft_limit_s: float = Field(2.0, gt=0)
     tpot_limit_s: float = Field(0.05, gt=0)
     plots: list[PlotConfig] = []
@@ -199,13 +200,19 @@ def load(path: Path, overrides: list[str] | None = None) -> Experiment:
         if not sign:
             raise UsageError(f"--set {text!r}: expected key=value, such as engine.max_num_seqs=64")
         put(data, key, yaml.safe_load(value))
-    try:
-        made = Experiment.model_validate(data)
-        for key in made.sweep:
-            put(made.model_dump(), key, None)
-    except ValidationError as error:
-        raise UsageError("\n".join(_explain(path, tree, e) for e in error.errors())) from None
+    made = checked(data, str(path), tree)
+    for key in made.sweep:
+        put(made.model_dump(), key, None)
     return made
+
+
+def checked(data: dict[str, Any], where: str, tree: Any = None) -> Experiment:
+    """``data`` as an experiment; ``tree`` is its YAML, for line numbers. Raises ``UsageError``."""
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        problems = (_explain(where, tree, e) for e in error.errors())
+        raise UsageError("\n".join(problems)) from None
 
 
 def put(data: dict[str, Any], dotted: str, value: Any) -> None:
@@ -229,7 +236,7 @@ def _inside(at: Any, part: str, dotted: str) -> Any:
     raise UsageError(f"key {dotted!r}: there is no {part!r} inside")
 
 
-def _explain(path: Path, tree: Any, error: Any) -> str:
+def _explain(where: str, tree: Any, error: Any) -> str:
     place = ".".join(str(p) for p in error["loc"])
     message = error["msg"]
     if error["type"] == "extra_forbidden":
@@ -237,9 +244,10 @@ def _explain(path: Path, tree: Any, error: Any) -> str:
         near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         message = f"unknown key{hint} Allowed: {', '.join(known)}"
-    else:
+    elif error["type"] != "missing":
         message = f"{message}, got {error.get('input')!r}"
-    return f"{path}:{_line(tree, error['loc'])}: {place}: {message}"
+    line = f":{_line(tree, error['loc'])}" if tree is not None else ""
+    return f"{where}{line}: {place}: {message}"
 
 
 def _keys_at(loc: tuple[Any, ...]) -> list[str]:

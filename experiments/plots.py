@@ -15,7 +15,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-COLOURS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# Colours that stay apart for colour-blind readers; a policy has the same one in every figure.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
+POLICY_COLOURS = {
+    "none": "#9a9a9a",
+    "align": "#56b4e9",
+    "all": "#d55e00",
+    "semantic-only": "#004d40",
+    "oracle": "#cc79a7",
+}
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -46,7 +54,8 @@ def derived(requests: pd.DataFrame) -> pd.DataFrame:
     """Columns in the units that plots use."""
     out = requests.copy()
     if "first_token_ns" in out:
-        out["ttft_ms"] = (out.first_token_ns - out.arrived_ns) / 1e6
+        waited = out.first_token_ns - out.arrived_ns
+        out["ttft_ms"] = (waited / 1e6).where(out.first_token_ns >= 0)  # none if rejected
         out["computed_tokens"] = out.prompt_tokens - out.hit_tokens
     return out
 
@@ -66,8 +75,7 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
         axes[0][0].set_ylabel(plot.y_label)
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        note = "" if experiment.kind == "geometry" else ", step times modelled"
-        where = f"{experiment.model}, {experiment.hardware.device.upper()}{note}"
+        where = f"{experiment.model}, {experiment.hardware.device.upper()}, step times modelled"
         figure.suptitle(f"{plot.title}\n{where}" if experiment.kind == "replay" else plot.title)
         path = out / f"{plot.file}.png"
         figure.savefig(path, metadata={"Software": None})
@@ -76,14 +84,24 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
     return path
 
 
+def colours(names: list[Any]) -> list[str]:
+    """One a series: the policy's own where it is the first with that name, else the next."""
+    free, out = iter(COLOURS * (1 + len(names))), list[str]()
+    for name in names:
+        own = POLICY_COLOURS.get(str(name).split(" ")[0])
+        out.append(own if own and own not in out else next(c for c in free if c not in out[-5:]))
+    return out
+
+
 def _bars(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
     """Grouped bars, for an x axis of names."""
     names, series = list(dict.fromkeys(rows[plot.x])), list(dict.fromkeys(rows[plot.series]))
-    width = 0.8 / len(series)
+    width, palette = 0.8 / len(series), colours(series)
     for i, name in enumerate(series):
         means = rows[rows[plot.series] == name].groupby(plot.x)[plot.y].mean()
         at = np.arange(len(names)) - 0.4 + width * (i + 0.5)
-        ax.bar(at, means.reindex(names), width, color=COLOURS[i % len(COLOURS)], label=str(name))
+        bars = ax.bar(at, means.reindex(names), width, color=palette[i], label=str(name))
+        ax.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=2)
     ax.set_xticks(np.arange(len(names)), [str(n) for n in names])
     ax.grid(axis="x", visible=False)
 
@@ -93,19 +111,21 @@ def _panel(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
         _bars(ax, plot, rows)
         ax.set_xlabel(plot.x_label)
         return
-    for i, (name, line) in enumerate(rows.groupby(plot.series, sort=False)):
-        grouped = line.groupby(plot.x)[plot.y]
+    lines = list(rows.groupby(plot.series, sort=False))
+    palette = colours([name for name, _ in lines])
+    for i, (name, line) in enumerate(lines):
+        grouped = line.groupby(plot.x, sort=pd.api.types.is_numeric_dtype(line[plot.x]))[plot.y]
         mean, low, high = grouped.mean(), grouped.min(), grouped.max()
         x = mean.index.to_numpy()
-        colour = COLOURS[i % len(COLOURS)]
+        colour = palette[i]
         marker = "o" if plot.points or len(x) < 12 else ""
-        ax.plot(x, mean, color=colour, lw=max(3.4 - 0.8 * i, 1.2),
-                ls="-" if i % 2 == 0 else "--", marker=marker, ms=4, label=str(name))  # fmt: skip
+        ax.plot(x, mean, color=colour, lw=max(4.0 - 0.9 * i, 1.3),
+                ls="--" if i % 4 == 3 else "-", marker=marker, ms=4, label=str(name))  # fmt: skip
         if not np.array_equal(low, high):
             ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
     for i, (name, positions) in enumerate(plot.marks.items()):
         for j, position in enumerate(positions):
-            ax.axvline(position, color="#888888", lw=0.8, ls=("--", ":")[i % 2], zorder=0,
+            ax.axvline(position, color="#bbbbbb", lw=0.8, ls=("--", ":")[i % 2], zorder=0,
                        label=name if j == 0 else None)  # fmt: skip
     ax.set_xlabel(plot.x_label)
     if plot.log_x:

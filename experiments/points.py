@@ -14,8 +14,19 @@ from typing import Any
 import pandas as pd
 
 from experiments.cli_errors import UsageError
-from experiments.config import Experiment, put
-from experiments.simulate import Point, load_policy, run_point, serving, sized
+from experiments.config import Experiment, checked, put
+from experiments.simulate import (
+    Point,
+    load_policy,
+    load_trace,
+    make_engine,
+    run_point,
+    serving,
+    sized,
+)
+from sim.cost import device as devices
+from sim.ledger import Ledger
+from sim.policy import Policy
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("traces", "sim")
@@ -50,7 +61,7 @@ def _resolve(experiment: Experiment, values: dict[str, Any]) -> Experiment:
     data = experiment.model_dump(by_alias=True)
     for dotted, value in values.items():
         put(data, dotted, value)
-    return Experiment.model_validate(data)
+    return checked(data, f"sweep of {', '.join(values)}" if values else experiment.name)
 
 
 def refuse_impossible(points: list[Point]) -> None:
@@ -58,23 +69,52 @@ def refuse_impossible(points: list[Point]) -> None:
     seen = set()
     for point in points:
         e = point.experiment
-        key = (point.policy.model_dump_json(), e.model, e.memory, e.engine, e.hardware)
+        depends = (point.policy, e.model, e.memory, e.engine, e.hardware, e.trace)
+        key = tuple(d if isinstance(d, str) else d.model_dump_json() for d in depends)
         if key in seen:
             continue
         seen.add(key)
         try:
-            policy = load_policy(point)
-            if point.version not in policy.engines:
-                hosts = ", ".join(policy.engines)
-                raise ValueError(f"cannot run on {point.version}; it can on {hosts}")
-            if e.kind == "replay":
-                sized(e.model, serving(point))
+            _check(point)
         except (ValueError, TypeError) as error:
             raise UsageError(f"policy {point.policy.shown}: {error}") from None
-        if e.kind == "replay" and not (e.trace.path or e.trace.generator or e.trace.requests):
-            raise UsageError(
-                "the experiment has no trace: give trace.path, trace.generator or trace.requests"
-            )
+
+
+def _check(point: Point) -> None:
+    e, policy = point.experiment, load_policy(point)
+    if point.version not in policy.engines:
+        hosts = ", ".join(policy.engines)
+        raise ValueError(f"cannot run on {point.version}; it can on {hosts}")
+    _, geometry = sized(e.model, serving(point))
+    if e.kind == "geometry":
+        return
+    devices.load(e.hardware.device)
+    if not (e.trace.path or e.trace.generator or e.trace.requests):
+        raise ValueError("no trace: give trace.path, trace.generator or trace.requests")
+    _check_interval(policy, geometry.scheduler_block_tokens)
+    _check_pool(point)
+
+
+def _check_interval(policy: Policy, block: int) -> None:
+    """vLLM refuses an interval off its block grid when it starts, so we do."""
+    interval = getattr(policy, "retention_interval", None)
+    if interval and interval % block:
+        near = max(1, round(interval / block)) * block
+        raise ValueError(
+            f"retention_interval is {interval}; allowed are null, 0 and multiples of the block "
+            f"of {block} tokens, the nearest is {near}"
+        )
+
+
+def _check_pool(point: Point) -> None:
+    """Some request of the trace must fit; others are rejected in the run and counted."""
+    trace, prefixes = load_trace(point.experiment.trace, point.seed)
+    if not len(trace):
+        raise ValueError("the trace has no requests")
+    shortest = int((trace.prompt_tokens + trace.output_tokens).argmin())
+    reason = make_engine(point, trace, prefixes, Ledger()).reject_reason(shortest)
+    if reason:
+        raise ValueError(f"not even the shortest request, {trace.ids[shortest]!r}, fits: {reason}")
 
 
 @lru_cache(maxsize=1)

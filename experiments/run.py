@@ -86,6 +86,9 @@ def write(experiment: Experiment, points: list[Point], out: Path, console: Conso
     if summary.empty:
         return []
     _replace(out / "summary.csv", summary.to_csv(index=False))
+    attribution = attribution_of(experiment, summary)
+    if len(attribution):
+        _replace(out / "attribution.csv", attribution.to_csv(index=False))
     if len(requests):
         part = out / "requests.parquet.part"
         requests.to_parquet(part, index=False)
@@ -93,6 +96,18 @@ def write(experiment: Experiment, points: list[Point], out: Path, console: Conso
     _replace(out / "manifest.json", json.dumps(manifest(experiment, points), indent=1))
     show(experiment, summary, requests, console)
     return draw(experiment, summary, requests, out)
+
+
+def attribution_of(experiment: Experiment, summary: pd.DataFrame) -> pd.DataFrame:
+    """Prompt tokens by reason: a row per point and reason, shares adding up to 1 in each point."""
+    tokens = [str(c) for c in summary if str(c).startswith("reason_")]
+    if not tokens:
+        return pd.DataFrame()
+    keys = ["policy", "seed", *[name.split(".")[-1] for name in experiment.sweep]]
+    long = summary.melt(keys, tokens, "reason", "tokens")
+    long["reason"] = long.reason.str.removeprefix("reason_").str.removesuffix("_tokens")
+    whole = long.groupby(keys, sort=False).tokens.transform("sum")
+    return long.assign(share=long.tokens / whole)
 
 
 def _replace(path: Path, text: str) -> None:
@@ -107,13 +122,14 @@ def show(
     """The table at the end: seeds averaged, one row a policy and axis value."""
     axes = [name.split(".")[-1] for name in experiment.sweep]
     wanted = experiment.table or DEFAULT_TABLE
-    source = summary
-    if any(c not in summary and c in requests for c in wanted):
-        source = requests
+    by_request = any(c not in summary and c in requests for c in wanted)
+    source = requests if by_request else summary
+    for column, kept in experiment.table_only.items():
+        source = source[source[column].isin(kept)]
     values = [c for c in wanted if c in source and c not in axes]
     keys = ["policy", *[a for a in axes if a in source]]
     for name in ("request", "id"):
-        if source is requests and name in values:
+        if by_request and name in values:
             keys.append(name)
             values.remove(name)
     means = source.groupby(keys, sort=False)[values].mean().reset_index()
@@ -131,6 +147,8 @@ def show(
 
 
 def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return "–"  # a rejected request has no times
     if isinstance(value, float):
         return f"{value:,.0f}" if value == int(value) and abs(value) > 1 else f"{value:,.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
