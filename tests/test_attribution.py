@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +22,7 @@ from sim.vllm.case_geometry import geometry_of_case
 from sim.vllm.engine import VllmEngine
 from sim.vllm.options import VllmOptions
 from traces.identity import identify
+from traces.registry import read_trace
 from traces.trace import Request, Run, Trace, from_requests
 
 BLOCK = 16
@@ -269,6 +272,21 @@ def common(a: list[int], b: list[int]) -> int:
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
+
+
+MOONCAKE = Path(__file__).parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason="the Mooncake trace is not here")
+def test_what_the_mooncake_trace_never_saw_before_is_what_no_cache_could_hit() -> None:
+    """Everybody admitted in file order, the ledger empty: only what was seen counts."""
+    trace = read_trace(str(MOONCAKE))
+    records = Records(trace)
+    records.first_token_ns = records.admitted_ns = list(range(len(trace)))
+    records.admissions = [(r, Admission(r, 0, 0, 0, False)) for r in range(len(trace))]
+    total = attribute(trace, identify(trace), records, Ledger(), grid_tokens=1040).sum()
+    assert total["never_seen"] == 144_793_823 - 12_031 - 54_098_293
+    assert total["last_token"] == 12_031
 
 
 def test_lookups_after_a_preemption_stand_apart() -> None:
