@@ -55,12 +55,14 @@ def served(
     num_blocks: int = 1000,
     layers: str = "M*",
     version: str = "0.33",
+    unit: int | None = None,
     **options: Any,
 ) -> tuple[pd.DataFrame, Records, Ledger]:
     """Reasons, records and ledger of a replay on blocks of 16 tokens."""
     trace = from_requests(requests)
     mode = policies.load(policy).layout(f"vllm-{version}").mode
     config = {"layers": layers, "block_size": BLOCK, "num_blocks": num_blocks, "mode": mode}
+    config["prefix_match_unit"] = unit
     geometry = geometry_of_case(config, version)
     opts = VllmOptions(**{"version": version, "async_scheduling": False, **options})
     prefixes, records, ledger = identify(trace), Records(trace), Ledger()
@@ -231,16 +233,21 @@ ROW = st.tuples(
     st.sampled_from(["none", "align", "semantic-only"]),
     st.sampled_from([26, 40, 400]),
     st.booleans(),
+    st.sampled_from([None, 4]),
 )
 def test_every_prompt_token_has_one_reason(
-    rows: list[tuple[int, int, int, int, int]], policy: str, blocks: int, in_flight: bool
+    rows: list[tuple[int, int, int, int, int]],
+    policy: str,
+    blocks: int,
+    in_flight: bool,
+    unit: int | None,
 ) -> None:
     requests = [
         shared(prefix, own, f"r{i}", at, content, out)
         for i, (prefix, own, content, out, at) in enumerate(sorted(rows, key=lambda r: r[-1]))
     ]
     frame, records, _ = served(
-        requests, policy, blocks, async_scheduling=in_flight,
+        requests, policy, blocks, unit=unit, async_scheduling=in_flight,
         max_num_batched_tokens=64, max_num_seqs=4,
     )  # fmt: skip
     assert list(frame) == list(REASONS)
