@@ -118,6 +118,7 @@ class PlotConfig(Strict):
     log_y: bool = False
     points: bool = False
     bars: bool = False
+    from_zero: bool = True
 
 
 class Range(Strict):

@@ -14,6 +14,7 @@ from experiments.config import Experiment, PlotConfig
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 # Colours that stay apart for colour-blind readers; a policy has the same one in every figure.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
@@ -74,7 +75,8 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
                 ax.set_title(plot.facet_labels.get(str(panel), f"{plot.facet} {panel}"))
         axes[0][0].set_ylabel(plot.y_label)
         handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+        columns = len(labels) if len(labels) <= 5 else 4
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
         where = f"{experiment.model}, {experiment.hardware.device.upper()}, step times modelled"
         figure.suptitle(f"{plot.title}\n{where}" if experiment.kind == "replay" else plot.title)
         path = out / f"{plot.file}.png"
@@ -101,7 +103,7 @@ def _bars(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
         means = rows[rows[plot.series] == name].groupby(plot.x)[plot.y].mean()
         at = np.arange(len(names)) - 0.4 + width * (i + 0.5)
         bars = ax.bar(at, means.reindex(names), width, color=palette[i], label=str(name))
-        ax.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=2)
+        ax.bar_label(bars, fmt="{:.0f}", fontsize=6.5, padding=2)
     ax.set_xticks(np.arange(len(names)), [str(n) for n in names])
     ax.grid(axis="x", visible=False)
 
@@ -130,7 +132,20 @@ def _panel(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
     ax.set_xlabel(plot.x_label)
     if plot.log_x:
         ax.set_xscale("log")
+        values = sorted(set(rows[plot.x]))
+        if len(values) <= 6:
+            ax.set_xticks(values)
+            ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.xaxis.set_major_formatter("{x:,g}")
     if plot.log_y:
         ax.set_yscale("log")
-    else:
+        _plain_numbers(ax)
+    elif plot.from_zero:
         ax.set_ylim(bottom=0)
+
+
+def _plain_numbers(ax: Axes) -> None:
+    """0.2 and not 2x10^-1; ticks between the powers of ten where there is hardly one of these."""
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_formatter("{x:,g}")
+    ax.yaxis.set_minor_formatter("{x:,.2g}" if high < 10 * low else NullFormatter())
