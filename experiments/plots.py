@@ -73,6 +73,8 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
             _panel(ax, plot, rows)
             if panel is not None:
                 ax.set_title(plot.facet_labels.get(str(panel), f"{plot.facet} {panel}"))
+        if plot.from_zero and not plot.log_y:
+            axes[0][0].set_ylim(bottom=0)  # only now: it ends the scaling of the shared axis
         axes[0][0].set_ylabel(plot.y_label)
         handles, labels = axes[0][0].get_legend_handles_labels()
         columns = len(labels) if len(labels) <= 5 else 4
@@ -140,8 +142,6 @@ def _panel(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
     if plot.log_y:
         ax.set_yscale("log")
         _plain_numbers(ax)
-    elif plot.from_zero:
-        ax.set_ylim(bottom=0)
 
 
 def _plain_numbers(ax: Axes) -> None:

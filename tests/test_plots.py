@@ -6,6 +6,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
+import pytest
+from matplotlib.figure import Figure
 
 from experiments import plots
 from experiments.config import Experiment, PlotConfig
@@ -79,3 +81,17 @@ def test_a_rejected_request_has_no_ttft() -> None:
     )
     ttft = plots.derived(table).ttft_ms
     assert ttft.isna().tolist() == [True, False] and ttft[1] == 2.0
+
+
+def test_a_shared_axis_holds_every_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[float, float]] = []
+    close = plt.close
+
+    def look(figure: Figure) -> None:
+        shown.extend(ax.get_ylim() for ax in figure.axes)
+        close(figure)
+
+    monkeypatch.setattr(plt, "close", look)
+    plots.draw(experiment(facet="memory"), TABLE, pd.DataFrame(), tmp_path)
+    assert len(shown) == 3
+    assert all(low == 0 and high >= 11 for low, high in shown)
