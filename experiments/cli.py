@@ -14,9 +14,8 @@ from experiments import cli_plan, cli_trace, config
 from experiments.cli_errors import UsageError, tells_errors
 from experiments.cli_parity import parity
 from experiments.config import Experiment
-from experiments.points import points_of
+from experiments.run import redraw
 from experiments.run import run as run_experiment
-from experiments.run import write
 from sim.loop import StalledError
 
 app = typer.Typer(
@@ -66,7 +65,7 @@ def _plot(folder: Annotated[Path, typer.Argument(help="A folder that `run` wrote
             f"{folder}: no manifest.json; expected a folder that `prefixlab run` wrote"
         )
     experiment = Experiment.model_validate(json.loads(file.read_text())["experiment"])
-    for path in write(experiment, points_of(experiment), folder, console):
+    for path in redraw(experiment, folder):
         console.print(f"picture: {path}")
 
 

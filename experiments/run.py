@@ -98,6 +98,13 @@ def write(experiment: Experiment, points: list[Point], out: Path, console: Conso
     return draw(experiment, summary, requests, out)
 
 
+def redraw(experiment: Experiment, out: Path) -> list[Path]:
+    """Every plot again from the tables in ``out``, whatever has changed in the sources since."""
+    whole = out / "requests.parquet"
+    requests = pd.read_parquet(whole) if whole.is_file() else pd.DataFrame()
+    return draw(experiment, pd.read_csv(out / "summary.csv"), requests, out)
+
+
 def attribution_of(experiment: Experiment, summary: pd.DataFrame) -> pd.DataFrame:
     """Prompt tokens by reason: a row per point and reason, shares adding up to 1 in each point."""
     tokens = [str(c) for c in summary if str(c).startswith("reason_")]

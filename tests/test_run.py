@@ -159,3 +159,15 @@ def test_manifest_says_what_it_rests_on(tmp_path: Path) -> None:
     assert again == shipped("worked_example")
     assert manifest["measured"] == [] and manifest["modelled"]
     assert manifest["seeds"] == [0] and len(manifest["source_sha256"]) == 64
+
+
+def test_plots_are_drawn_again_from_records_of_older_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = shipped("worked_example")
+    (png,) = run.run(experiment, tmp_path, 1, quiet())
+    before = png.read_bytes()
+    png.unlink()
+    monkeypatch.setattr(points, "source_hash", lambda: "other")
+    assert run.redraw(experiment, tmp_path) == [png]
+    assert png.read_bytes() == before
