@@ -379,8 +379,8 @@ class VllmCache:
         kv_columns = ceil_div(tokens, self.kv_block)
         for g, is_state, j in self.order:
             if is_state:
-                assert plan is not None
-                plan.take(g, j)
+                if plan is not None and not plan.idle:
+                    plan.take(g, j)
                 continue
             table = r.kv[j]
             if r.kv_tail is not None:

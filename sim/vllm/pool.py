@@ -103,6 +103,14 @@ class BlockPool:
         assert key is not None
         if self.evicted is not None:
             self.evicted.append((block, key, tokens))
+        if block not in self.more and self.where.get(key) == block:
+            # nearly every eviction: one key that names this block alone
+            del self.where[key]
+            self.keyed -= 1
+            self.key[block], self.tokens[block] = None, 0
+            if self.on_lost is not None:
+                self.on_lost(key, tokens)
+            return
         for lost in self.drop(block):
             if self.on_lost is not None:
                 self.on_lost(lost, tokens)
