@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from sim.ledger import Ledger
 from sim.policy import Policy, View
 from sim.step import Step
-from sim.vllm.cache import VllmCache, ceil_div
+from sim.vllm.cache import VllmCache
 from sim.vllm.geometry_types import Geometry
 from sim.vllm.options import VllmOptions
 from sim.vllm.request import Live
+from sim.vllm.rounding import ceil_div
 from sim.vllm.scheduler import Plan, Scheduler
 from traces.identity import Prefixes
 from traces.trace import Trace
