@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 VERSIONS = ("0.33", "0.28")
+LOWEST = {
+    "max_num_batched_tokens": 1,
+    "max_num_seqs": 1,
+    "max_model_len": 2,
+    "long_prefill_token_threshold": 0,
+    "num_speculative_blocks": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class VllmOptions:
     def __post_init__(self) -> None:
         if self.version not in VERSIONS:
             raise ValueError(f"vLLM version {self.version!r}; known are {', '.join(VERSIONS)}")
-        for name, low in (("max_num_batched_tokens", 1), ("max_num_seqs", 1), ("max_model_len", 2)):
+        for name, low in LOWEST.items():
             value = getattr(self, name)
             if value < low:
                 raise ValueError(f"{name} is {value}; allowed are whole numbers from {low} up")
