@@ -12,6 +12,7 @@ from sim.ledger import Action, Kind, Ledger
 from sim.policy import Policy
 from sim.vllm.hit import Hit
 from sim.vllm.request import Live
+from sim.vllm.traffic import Traffic
 from traces.identity import Prefixes
 
 
@@ -30,18 +31,20 @@ class ExactCache:
         self.held: dict[int, int] = {}
         self.tokens = 0
         self.step = 0
-        self.state_copies = 0
+        self.traffic = Traffic()
 
     def begin_step(self, step: int) -> None:
         """What the step before wrote can be read now."""
         self.step = step
+        self.traffic = Traffic()
         for head, last in self.fresh.items():
             self.covered[head] = max(last, self.covered.get(head, last))
         self.fresh.clear()
 
-    def end_step(self) -> int:
-        """Nothing is copied."""
-        return 0
+    def end_step(self) -> Traffic:
+        """Only restored states are copied; writing one at every token is not priced, as the
+        oracle is a ceiling."""
+        return self.traffic
 
     def _common(self, r: Live, covered: dict[int, int], longest: int) -> int:
         reached = 0
@@ -79,6 +82,7 @@ class ExactCache:
         if hit is not None and hit.tokens:
             key = int(self.prefixes.ids(r.index, np.array([hit.tokens]))[0])
             self.ledger.emit(self.step, Kind.STATE, Action.RESTORED, key, hit.tokens, r.index)
+            self.traffic.restores.add(r.index)
         return True
 
     def _cover(self, r: Live, end: int) -> None:

@@ -16,6 +16,7 @@ from sim.vllm.pool import NULL, BlockPool
 from sim.vllm.request import Live
 from sim.vllm.rounding import ceil_div
 from sim.vllm.state_take import StateTake
+from sim.vllm.traffic import Traffic
 
 
 class VllmCache:
@@ -65,7 +66,7 @@ class VllmCache:
         self.pool = BlockPool(geometry.num_blocks, self.caching, self._lost)
         self.keyed_now: set[int] = set()
         self.copies: list[tuple[int, int, int]] = []
-        self.state_copies = 0
+        self.traffic = Traffic()
         self.live_states: set[int] = set()
         self.step = 0
 
@@ -100,7 +101,7 @@ class VllmCache:
         """A new schedule call: nothing was keyed in it yet."""
         self.step = step
         self.keyed_now.clear()
-        self.state_copies = 0
+        self.traffic = Traffic()
 
     def lookup(self, r: Live) -> Hit:
         """The longest usable prefix of ``r``. Pure: changes nothing."""
@@ -340,9 +341,19 @@ class VllmCache:
         elif not r.kv:
             r.kv = [[] for _ in self.kv_groups]
         self._take(r, tokens)
+        self._count_saves(r, start, end)
         if self.caching:
             self.publish(r, min(end, r.known))
         return True
+
+    def _count_saves(self, r: Live, start: int, end: int) -> None:
+        """States that the chunk writes besides the one at its end."""
+        if self.mode == "all":
+            inside = (end - 1) // self.state_block - start // self.state_block
+        else:
+            inside = int(self.align and r.checkpoint is not None)
+        if inside:
+            self.traffic.saves[r.index] = inside
 
     def _adopt(self, r: Live, hit: Hit, start: int) -> None:
         """Hold the hit blocks, group by group in id order."""
@@ -396,15 +407,16 @@ class VllmCache:
     def _state_plan(self, r: Live, tokens: int) -> StateTake:
         return StateTake(self, r, tokens)
 
-    def end_step(self) -> int:
-        """Let go of the sources and copies of this step's copies; how many there were."""
-        if not self.copies:
-            return 0
-        self.copies.sort(key=lambda c: c[0])
-        count = len(self.copies)
-        self.pool.release([b for _, source, copy in self.copies for b in (source, copy)])
-        self.copies.clear()
-        return count
+    def end_step(self) -> Traffic:
+        """Let go of the sources and copies of this step's copies; what the step moves."""
+        if self.copies:
+            self.copies.sort(key=lambda c: c[0])
+            self.pool.release([b for _, source, copy in self.copies for b in (source, copy)])
+            of_kv = sum(1 for group, _, _ in self.copies if group in self.kv_groups)
+            if of_kv:
+                self.traffic.kv_copied_tokens = of_kv // len(self.kv_groups) * self.kv_block
+            self.copies.clear()
+        return self.traffic
 
     # ---------------------------------------------------------------- keys
     def publish(self, r: Live, n: int) -> None:

@@ -20,12 +20,11 @@ from sim.step import Admission, Chunk, Step
 from sim.vllm.hit import Hit
 from sim.vllm.options import VllmOptions
 from sim.vllm.request import Live
+from sim.vllm.traffic import Traffic
 
 
 class Cache(Protocol):
     """What the scheduler asks of a cache manager."""
-
-    state_copies: int
 
     @property
     def used_bytes(self) -> int: ...
@@ -35,7 +34,7 @@ class Cache(Protocol):
 
     def begin_step(self, step: int) -> None: ...
 
-    def end_step(self) -> int: ...
+    def end_step(self) -> Traffic: ...
 
     def lookup(self, r: Live) -> Hit: ...
 
@@ -297,7 +296,7 @@ class Scheduler:
     # ---------------------------------------------------------------- from plan to step
     def advance(self, plan: Plan) -> Step:
         """Count the plan's tokens as computed and describe it as a ``Step``."""
-        kv_copies = self.cache.end_step()
+        traffic = self.cache.end_step()
         step = Step(index=self.index)
         hits = {r.index: hit.tokens for r, hit, _ in plan.admitted}
         step.decodes = list(self.quiet)
@@ -313,7 +312,7 @@ class Scheduler:
             if samples and self.options.async_scheduling:
                 r.promised += 1
             flight.busy[r] = (n, samples)
-            self._describe(step, r, start, n, samples, hits)
+            self._describe(step, r, start, n, samples, hits, traffic)
         for r in self.busy:
             if r.last_sample == self.index - 1 and r not in plan.scheduled and not self._over(r):
                 step.paused.append(r.index)
@@ -322,7 +321,8 @@ class Scheduler:
             for r, hit, resumed in plan.admitted
         ]
         step.preempted = [r.index for r in plan.preempted]
-        step.state_copies, step.kv_copied_tokens = self.cache.state_copies, kv_copies
+        step.state_copies = traffic.state_copies
+        step.kv_copied_tokens = traffic.kv_copied_tokens
         step.running, step.waiting = len(self.running), len(self.waiting)
         step.used_bytes, step.cached_bytes = self.cache.used_bytes, self.cache.cached_bytes
         self.index += 1
@@ -333,7 +333,14 @@ class Scheduler:
         return r.known + r.promised >= min(r.target, self.options.max_model_len)
 
     def _describe(
-        self, step: Step, r: Live, start: int, n: int, samples: bool, hits: dict[int, int]
+        self,
+        step: Step,
+        r: Live,
+        start: int,
+        n: int,
+        samples: bool,
+        hits: dict[int, int],
+        traffic: Traffic,
     ) -> None:
         if samples:
             if r.last_sample != self.index - 1:
@@ -343,9 +350,9 @@ class Scheduler:
             step.decodes.append(r.index)
             step.decode_context_tokens += start + 1
             return
-        chunk = Chunk(r.index, start, n, samples)
-        if hits.get(r.index):
-            chunk.restored, chunk.slot_copies = hits[r.index], 1
+        chunk = Chunk(r.index, start, n, samples, restored=hits.get(r.index, 0))
+        chunk.slot_copies = int(r.index in traffic.restores)
+        chunk.saves = traffic.saves.get(r.index, 0)
         step.chunks.append(chunk)
 
     def settle(self, step: Step) -> None:

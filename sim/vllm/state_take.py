@@ -74,9 +74,18 @@ class StateTake:
         r = self.r
         for i, column in enumerate(self.columns):
             r.states[column] = [fresh[i] for fresh in self.taken]
-        grown = len(self.columns) > 0 and r.state_columns > 0
-        if grown or self.tail is not None:
-            self.cache.state_copies += 1
+        self._count_copies()
         r.state_columns = self.length
         r.started = True
         r.state_tail = None
+
+    def _count_copies(self) -> None:
+        """In ``align`` the running state moves to each new column; the other modes read the old
+        column and write the new one."""
+        r, traffic = self.r, self.cache.traffic
+        if not self.cache.align or not r.state_columns or not (self.columns or self.tail):
+            return
+        if r.started:
+            traffic.state_copies += 1
+        else:
+            traffic.restores.add(r.index)
