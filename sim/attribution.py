@@ -13,6 +13,7 @@ import pandas as pd
 from sim.ledger import Action, Cause, Kind, Ledger
 from sim.records import Records
 from sim.step import Admission
+from traces.coverage import Coverage
 from traces.identity import Prefixes
 from traces.trace import Trace
 
@@ -27,33 +28,6 @@ REASONS = {
     "below_block": "below the block or grid",
     "no_checkpoint": "seen and resident, no checkpoint left in shared tokens",
 }
-
-
-class _Coverage:
-    """The furthest id on every chain that something reached."""
-
-    def __init__(self, prefixes: Prefixes) -> None:
-        self.prefixes = prefixes
-        self.last: dict[int, int] = {}
-
-    def add(self, request: int, length: int) -> None:
-        for start, end, delta in self.prefixes.extents(request):
-            if start >= length:
-                return
-            head, last = start + 1 + delta, min(end, length) + delta
-            if self.last.get(head, -1) < last:
-                self.last[head] = last
-
-    def common(self, request: int, longest: int) -> int:
-        reached = 0
-        for start, end, delta in self.prefixes.extents(request):
-            last = self.last.get(start + 1 + delta)
-            if last is None or start >= longest:
-                break
-            reached = min(end, last - delta, longest)
-            if reached < end:
-                break
-        return reached
 
 
 class _InFlight:
@@ -83,7 +57,7 @@ class _History:
     def __init__(self, ledger: Ledger, prefixes: Prefixes) -> None:
         self.ledger = ledger
         self.at = 0
-        self.published = _Coverage(prefixes)
+        self.published = Coverage(prefixes)
         self.evicted: set[int] = set()
         self.dropped: set[int] = set()
         self.kv_lost: set[int] = set()
@@ -126,7 +100,7 @@ def attribute(
     and computed is ``policy_dropped``. Raises ``AssertionError`` unless
     each row sums to the prompt.
     """
-    history, seen = _History(ledger, prefixes), _Coverage(prefixes)
+    history, seen = _History(ledger, prefixes), Coverage(prefixes)
     finishing = sorted((s, r) for r, s in enumerate(records.finished_step) if s >= 0)
     prompts = trace.prompt_tokens.tolist()
     totals = (trace.prompt_tokens + trace.output_tokens).tolist()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces.columns import take
 from traces.identity import Prefixes, _from_addresses, _tree_runs, identify, is_chained
+from traces.order import take
 from traces.trace import Request, Run, Trace, from_requests
 
 runs = st.lists(st.builds(Run, st.integers(0, 9), st.integers(1, 5)), min_size=1, max_size=4).map(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from traces.errors import BadRecord
+from traces.order import take
 from traces.trace import UNKNOWN, Ints, Trace
 
 Runs = Sequence[tuple[int, int]]
@@ -143,39 +144,6 @@ def sorted_by_arrival(trace: Trace) -> Trace:
         when.append(max([own, *(when[j] for j in trace.after_of(i) if j < i)]))
     order = np.argsort(np.array(when, np.int64), kind="stable")
     return trace if np.all(np.diff(order) == 1) else take(trace, order)
-
-
-def take(trace: Trace, order: Ints) -> Trace:
-    """The requests ``order`` of ``trace``, in that order; what they wait for must be among them."""
-    place = np.full(len(trace), UNKNOWN, np.int64)
-    place[order] = np.arange(len(order))
-    after_offsets, after_rows = _rows(trace.after_offsets, order)
-    run_offsets, run_rows = _rows(trace.run_offsets, order)
-    return Trace(
-        ids=tuple(trace.ids[i] for i in order.tolist()),
-        arrival_ns=trace.arrival_ns[order],
-        prompt_tokens=trace.prompt_tokens[order],
-        output_tokens=trace.output_tokens[order],
-        output_known=trace.output_known[order],
-        session=trace.session[order],
-        think_ns=trace.think_ns[order],
-        generation_prompt_tokens=trace.generation_prompt_tokens[order],
-        priority=trace.priority[order],
-        after_offsets=after_offsets,
-        after=place[trace.after[after_rows]],
-        run_offsets=run_offsets,
-        run_address=trace.run_address[run_rows],
-        run_length=trace.run_length[run_rows],
-        session_names=trace.session_names,
-        notes=trace.notes,
-    )
-
-
-def _rows(offsets: Ints, order: Ints) -> tuple[Ints, Ints]:
-    counts = np.diff(offsets)[order]
-    new = np.r_[0, np.cumsum(counts)].astype(np.int64)
-    rows = np.arange(new[-1]) - np.repeat(new[:-1], counts) + np.repeat(offsets[:-1][order], counts)
-    return new, rows.astype(np.int64)
 
 
 def _ints(values: array[int]) -> Ints:

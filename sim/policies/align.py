@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.policies.base import Base, aligned_stop
+from sim.policies.base import Base, aligned_place, checked_interval, retained
 from sim.policy import Layout, Limits, Memory, Prefill, State
 
 
@@ -18,11 +18,7 @@ class Policy(Base):
     retention_interval: int | None = None
 
     def __post_init__(self) -> None:
-        if self.retention_interval is not None and self.retention_interval < 0:
-            raise ValueError(
-                f"retention_interval is {self.retention_interval}; allowed are null (every block "
-                "boundary), 0 (replay boundary and branch points only) and multiples of the block"
-            )
+        checked_interval(self.retention_interval)
 
     @property
     def engines(self) -> Sequence[str]:
@@ -37,14 +33,8 @@ class Policy(Base):
         self, memory: Memory, request: Prefill, start: int, end: int, limits: Limits
     ) -> tuple[int, Sequence[int]]:
         """Chunk ends on block boundaries."""
-        end = aligned_stop(request, start, end, limits)
-        return end, (limits.inner, end) if limits.inner else (end,)
+        return aligned_place(request, start, end, limits)
 
     def publish(self, memory: Memory, state: State) -> bool:
         """On the interval's grid, at the replay boundary and at the branch point."""
-        interval = self.retention_interval
-        if interval is None or state.position in (state.replay, state.branch):
-            return True
-        blocks = interval // state.block_tokens
-        on_grid = blocks <= 1 or state.position // state.block_tokens % blocks == 0
-        return interval > 0 and on_grid
+        return retained(state, self.retention_interval)

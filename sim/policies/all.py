@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.policies.base import Base
+from sim.policies.base import Base, checked_interval, retained
 from sim.policy import Layout, Limits, Memory, Prefill, State
 
 
@@ -16,6 +16,9 @@ class Policy(Base):
     besides the replay boundary and branch points, 0 only those, None all."""
 
     retention_interval: int | None = None
+
+    def __post_init__(self) -> None:
+        checked_interval(self.retention_interval)
 
     @property
     def engines(self) -> Sequence[str]:
@@ -35,9 +38,4 @@ class Policy(Base):
 
     def publish(self, memory: Memory, state: State) -> bool:
         """On the interval's grid, at the replay boundary and at the branch point."""
-        interval = self.retention_interval
-        if interval is None or state.position in (state.replay, state.branch):
-            return True
-        blocks = interval // state.block_tokens
-        on_grid = blocks <= 1 or state.position // state.block_tokens % blocks == 0
-        return interval > 0 and on_grid
+        return retained(state, self.retention_interval)

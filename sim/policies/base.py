@@ -71,3 +71,31 @@ def aligned_stop(request: Prefill, start: int, end: int, limits: Limits) -> int:
     if start < request.branch < end:
         stops.append(start + (request.branch - start) // block * block)
     return max(min((s for s in stops if start < s < end), default=end), start)
+
+
+def aligned_place(
+    request: Prefill, start: int, end: int, limits: Limits
+) -> tuple[int, Sequence[int]]:
+    """``aligned_stop``, with a state there and at the position exported from inside, if any."""
+    end = aligned_stop(request, start, end, limits)
+    if end == start:
+        return end, ()
+    return end, (limits.inner, end) if limits.inner else (end,)
+
+
+def retained(state: State, interval: int | None) -> bool:
+    """Whether vLLM's retention interval keeps the state: None keeps all, N those on its grid of
+    tokens, and all of them the replay boundary and the branch point. Source: specs/vllm, 7."""
+    if interval is None or state.position in (state.replay, state.branch):
+        return True
+    blocks = interval // state.block_tokens
+    return interval > 0 and (blocks <= 1 or state.position // state.block_tokens % blocks == 0)
+
+
+def checked_interval(interval: int | None) -> None:
+    """Raise ``ValueError`` for an interval that no block size allows."""
+    if interval is not None and interval < 0:
+        raise ValueError(
+            f"retention_interval is {interval}; allowed are null (every block boundary), 0 (replay "
+            "boundary and branch points only) and multiples of the block; the nearest is 0"
+        )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.policies.base import Base, aligned_stop
+from sim.policies.base import Base, aligned_place, retained
 from sim.policy import Layout, Limits, Memory, Prefill, State
 
 
@@ -27,9 +27,8 @@ class Policy(Base):
         self, memory: Memory, request: Prefill, start: int, end: int, limits: Limits
     ) -> tuple[int, Sequence[int]]:
         """Chunk ends on block boundaries, and at the branch point."""
-        end = aligned_stop(request, start, end, limits)
-        return end, (limits.inner, end) if limits.inner else (end,)
+        return aligned_place(request, start, end, limits)
 
     def publish(self, memory: Memory, state: State) -> bool:
         """The replay boundary and the branch point."""
-        return state.position in (state.replay, state.branch)
+        return retained(state, 0)

@@ -1,8 +1,4 @@
-"""A token-exact index without a budget: whatever was computed can be resumed at any token.
-
-Prefix ids run on along chains, and whoever covers an id covers its whole chain below it, so "what
-has been computed" is one number per chain.
-"""
+"""A token-exact index without a budget: whatever was computed can be resumed at any token."""
 
 from __future__ import annotations
 
@@ -13,12 +9,15 @@ from sim.policy import Policy
 from sim.vllm.hit import Hit
 from sim.vllm.request import Live
 from sim.vllm.traffic import Traffic
+from traces.coverage import Coverage
 from traces.identity import Prefixes
+
+FAR = 1 << 62
 
 
 class ExactCache:
-    """``covered[first id of a chain]`` is the last id computed on it; ``fresh`` what this step
-    adds, readable from the next step on, as a state cannot be read in the step that writes it."""
+    """``written`` covers everything planned so far, ``readable`` what was planned before this
+    step: a state cannot be read in the step that writes it."""
 
     def __init__(
         self, prefixes: Prefixes, policy: Policy, ledger: Ledger, token_bytes: int, state_bytes: int
@@ -26,8 +25,8 @@ class ExactCache:
         self.prefixes, self.ledger = prefixes, ledger
         self.reuse = policy.layout("pool").mode == "exact"
         self.token_bytes, self.state_bytes = token_bytes, state_bytes
-        self.covered: dict[int, int] = {}
-        self.fresh: dict[int, int] = {}
+        self.written, self.readable = Coverage(prefixes), Coverage(prefixes)
+        self.fresh: list[tuple[int, int]] = []
         self.held: dict[int, int] = {}
         self.tokens = 0
         self.step = 0
@@ -37,8 +36,8 @@ class ExactCache:
         """What the step before wrote can be read now."""
         self.step = step
         self.traffic = Traffic()
-        for head, last in self.fresh.items():
-            self.covered[head] = max(last, self.covered.get(head, last))
+        for request, length in self.fresh:
+            self.readable.add(request, length)
         self.fresh.clear()
 
     def end_step(self) -> Traffic:
@@ -46,32 +45,18 @@ class ExactCache:
         oracle is a ceiling."""
         return self.traffic
 
-    def _common(self, r: Live, covered: dict[int, int], longest: int) -> int:
-        reached = 0
-        for start, end, delta in self.prefixes.extents(r.index):
-            last = covered.get(start + 1 + delta)
-            if last is None or start >= longest:
-                break
-            reached = min(end, last - delta, longest)
-            if reached < end:
-                break
-        return reached
-
     def lookup(self, r: Live) -> Hit:
         """The longest common prefix with anything computed, short of the last token. Pure."""
         if not self.reuse:
             return Hit(event=len(self.ledger))
-        common = self._common(r, self.covered, r.known - 1)
+        common = self.readable.common(r.index, r.known - 1)
         return Hit(tokens=common, matched=common, event=len(self.ledger))
 
     def place(self, r: Live, start: int, end: int) -> int:
         """Wait a step if a request planned in this one is about to write a longer prefix."""
         if not self.reuse or r.status == "running" or not self.fresh:
             return end
-        both = {**self.covered}
-        for head, last in self.fresh.items():
-            both[head] = max(last, both.get(head, last))
-        return start if self._common(r, both, r.known - 1) > start else end
+        return start if self.written.common(r.index, r.known - 1) > start else end
 
     def allocate(
         self, r: Live, n: int, hit: Hit | None, *, whole: bool = False, crowded: bool = True
@@ -86,18 +71,11 @@ class ExactCache:
         return True
 
     def _cover(self, r: Live, end: int) -> None:
-        known = self.held.get(r.index, 0)
-        if end <= known:
+        if end <= self.held.get(r.index, 0):
             return
         self.held[r.index] = end
-        for start, stop, delta in self.prefixes.extents(r.index):
-            if start >= end:
-                break
-            if stop > known:
-                head, last = start + 1 + delta, min(stop, end) + delta
-                before = max(self.fresh.get(head, 0), self.covered.get(head, start + delta))
-                self.tokens += max(0, last - before)
-                self.fresh[head] = max(last, self.fresh.get(head, last))
+        self.tokens += self.written.add(r.index, end)
+        self.fresh.append((r.index, end))
         key = int(self.prefixes.ids(r.index, np.array([end]))[0])
         self.ledger.emit(self.step, Kind.KV, Action.PUBLISHED, key, end, r.index)
 
@@ -110,9 +88,9 @@ class ExactCache:
         self._cover(r, min(r.known, r.target) - 1)
         self.held.pop(r.index, None)
 
-    def quiet_until(self, computed: int) -> int:
+    def quiet_until(self, computed: int, margin: int) -> int:
         """Decodes never need the pool; their tokens are covered when they are visited."""
-        return computed + 1_000_000_000
+        return FAR
 
     @property
     def used_bytes(self) -> int:

@@ -1,21 +1,17 @@
-"""The pool engine behind the ``Engine`` protocol; without a budget, it hosts ``oracle``."""
+"""The pool engine: vLLM's scheduler over a token-exact cache; without a budget, for ``oracle``."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from sim.ledger import Ledger
 from sim.policy import Policy
 from sim.pool.cache import ExactCache
-from sim.step import Step
 from sim.vllm.options import VllmOptions
-from sim.vllm.request import Live
-from sim.vllm.scheduler import Scheduler
+from sim.vllm.scheduled import ScheduledEngine, refuse_unless_hosted
 from traces.identity import Prefixes
 from traces.trace import Trace
 
 
-class PoolEngine:
+class PoolEngine(ScheduledEngine):
     """Raises ``ValueError`` for a policy that does not name ``pool`` among its engines."""
 
     def __init__(
@@ -29,54 +25,18 @@ class PoolEngine:
         kv_bytes_per_token: int = 0,
         state_bytes: int = 0,
     ) -> None:
-        if "pool" not in policy.engines:
-            hosts = ", ".join(policy.engines)
-            raise ValueError(f"this policy cannot run on pool; it can on {hosts}")
-        self.options = options
-        self.ledger = Ledger() if ledger is None else ledger
-        self.depth = 2 if options.async_scheduling else 1
-        self.capacity_bytes = 0
-        self.cache = ExactCache(prefixes, policy, self.ledger, kv_bytes_per_token, state_bytes)
-        self.scheduler = Scheduler(self.cache, options)
-        self._prompt = trace.prompt_tokens.tolist()
-        self._output = trace.output_tokens.tolist()
-        self._priority = trace.priority.tolist()
-        self._arrived = 0
-
-    def arrive(self, request: int) -> None:
-        """Append to the waiting queue."""
-        prompt, output = self._prompt[request], self._output[request]
-        live = Live(request, prompt, output, [], self._priority[request], self._arrived)
-        self.scheduler.waiting.append(live)
-        self._arrived += 1
-
-    def reject_reason(self, request: int) -> str | None:
-        """Longer than the model's context."""
-        total = self._prompt[request] + self._output[request]
-        if total > self.options.max_model_len:
-            return f"{total} tokens, more than max_model_len {self.options.max_model_len}"
-        if self._output[request] < 1 or self._prompt[request] < 1:
-            return "an empty prompt or output"
-        return None
-
-    def plan(self, now_ns: int) -> Step | None:
-        """The next step, or None if no token can be computed now."""
-        return self.scheduler.plan()
-
-    def take(self, step: Step, repeat: int) -> None:
-        """Run the last planned step ``repeat`` times."""
-        self.scheduler.repeat(repeat)
-        step.repeat = repeat
-
-    def commit(self, step: Step) -> Sequence[int]:
-        """Read the oldest step back."""
-        return [r.index for r in self.scheduler.commit(step.repeat)]
-
-    @property
-    def unfinished(self) -> int:
-        """Requests waiting or running."""
-        return self.scheduler.unfinished
+        refuse_unless_hosted(policy, "pool")
+        ledger = Ledger() if ledger is None else ledger
+        self.cache = ExactCache(prefixes, policy, ledger, kv_bytes_per_token, state_bytes)
+        super().__init__(trace, self.cache, options, ledger, capacity_bytes=0)
 
     def check(self) -> None:
-        """What is covered is counted."""
-        assert self.cache.tokens >= 0
+        """Every token that the index covers is counted once."""
+        written = self.cache.written
+        covered: dict[int, int] = {}
+        for request in range(len(written.prefixes.offsets) - 1):
+            for start, _, delta in written.prefixes.extents(request):
+                head = start + 1 + delta
+                if head in written.last:
+                    covered[head] = written.last[head] - head + 1
+        assert sum(covered.values()) == self.cache.tokens, f"{self.cache.tokens} tokens counted"

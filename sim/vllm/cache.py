@@ -383,7 +383,7 @@ class VllmCache:
 
     def _take(self, r: Live, tokens: int) -> None:
         """Pop blocks for every group, in id order."""
-        plan = self._state_plan(r, tokens) if self.state_groups else None
+        plan = StateTake(self, r, tokens) if self.state_groups else None
         kv_columns = ceil_div(tokens, self.kv_block)
         for g, is_state, j in self.order:
             if is_state:
@@ -403,9 +403,6 @@ class VllmCache:
         r.kv_tail = None
         if plan is not None:
             plan.finish()
-
-    def _state_plan(self, r: Live, tokens: int) -> StateTake:
-        return StateTake(self, r, tokens)
 
     def end_step(self) -> Traffic:
         """Let go of the sources and copies of this step's copies; what the step moves."""
@@ -553,9 +550,10 @@ class VllmCache:
         if self.caching:
             self.publish(r, r.computed - r.in_flight)
 
-    def quiet_until(self, computed: int) -> int:
-        """The next count of computed tokens at which a decode may take, key or release a block."""
-        nearest, margin = 0, 4 if self.options.async_scheduling else 2
+    def quiet_until(self, computed: int, margin: int) -> int:
+        """The next count of computed tokens at which a decode may take, key or release a block;
+        ``computed`` itself if the last such event is less than ``margin`` tokens ago."""
+        nearest = 0
         for block in {self.kv_block, self.state_block}:
             inside = computed % block
             if not margin <= inside <= block - 2:

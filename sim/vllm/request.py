@@ -16,9 +16,9 @@ class Live:
     """
 
     __slots__ = (
-        "branch", "checkpoint", "commit0", "computed", "hit", "in_flight", "index", "keys",
-        "known", "kv", "kv_cached", "kv_tail", "last_sample", "last_state", "matched",
-        "preemptions", "priority", "promised", "prompt", "quiet", "quiet_from", "retired", "seq",
+        "branch", "checkpoint", "commit0", "computed", "in_flight", "index", "keys", "known", "kv",
+        "kv_cached", "kv_tail", "last_sample", "last_state", "priority", "promised", "prompt",
+        "quiet", "quiet_from", "retired", "seq",
         "stale", "stamp", "started", "state_cached", "state_columns", "state_tail", "states",
         "status", "target", "tick0",
     )  # fmt: skip
@@ -30,8 +30,8 @@ class Live:
         self.target = prompt + outputs
         self.priority, self.seq, self.stamp = priority, seq, -1
         self.known, self.computed, self.in_flight = prompt, 0, 0
-        self.promised, self.stale, self.preemptions = 0, 0, 0
-        self.branch, self.hit, self.matched = 0, 0, 0
+        self.promised = self.stale = 0
+        self.branch = 0
         self.status = "waiting"
         self.last_sample = -2
         self.quiet = False

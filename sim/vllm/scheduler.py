@@ -48,8 +48,9 @@ class Cache(Protocol):
 
     def free(self, r: Live) -> None: ...
 
-    def quiet_until(self, computed: int) -> int:
-        """The first count of computed tokens at which a decode would touch the pool again."""
+    def quiet_until(self, computed: int, margin: int) -> int:
+        """The first count of computed tokens at which a decode would touch the pool again, and
+        ``computed`` while effects of the last time are less than ``margin`` tokens old."""
 
 
 @dataclass(slots=True)
@@ -67,7 +68,6 @@ class Plan:
     scheduled: dict[Live, int] = field(default_factory=dict)
     admitted: list[tuple[Live, Hit, bool]] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
-    starved: int = 0
 
 
 class Scheduler:
@@ -99,7 +99,7 @@ class Scheduler:
         if not options.async_scheduling and r.known != r.computed:
             return
         last = min(r.target, options.max_model_len) - self.margin
-        wake = min(self.cache.quiet_until(r.computed), last)
+        wake = min(self.cache.quiet_until(r.computed, self.margin), last)
         if wake < r.computed + 2:
             return
         for flight in self.flights:
@@ -245,7 +245,6 @@ class Scheduler:
         r.status = "preempted"
         r.computed = r.promised = 0
         r.stale = r.in_flight
-        r.preemptions += 1
         self.waiting.appendleft(r)
 
     def _schedule_waiting(self, plan: Plan, budget: int, threshold: int) -> None:
@@ -289,8 +288,7 @@ class Scheduler:
         self.busy.append(r)
         plan.admitted.append((r, hit, r.status == "preempted"))
         r.status = "running"
-        r.computed = r.hit = hit.tokens
-        r.matched = hit.matched
+        r.computed = hit.tokens
         r.quiet_from = r.known + self.margin
 
     # ---------------------------------------------------------------- from plan to step
@@ -359,8 +357,7 @@ class Scheduler:
         """After ``advance``: calm what can be, and say how long the step may repeat."""
         for r in list(self.busy):
             self._calm(r)
-        busy = any(not self._over(r) for r in self.busy)
-        if step.chunks or self.busy or busy or len(step.decodes) != len(self.quiet):
+        if step.chunks or self.busy or len(step.decodes) != len(self.quiet):
             return
         full = len(self.running) >= self.options.max_num_seqs
         if self.quiet and (not self.waiting or full):
