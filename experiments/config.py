@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from experiments.cli_errors import UsageError
 
@@ -79,6 +79,14 @@ class TraceConfig(Strict):
     arrivals: ArrivalsConfig | None = None
     arrival_scale: float = Field(1.0, gt=0)
     limit: int | None = Field(None, ge=1)
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _bare_on(cls, options: Any) -> Any:
+        """YAML reads a bare on and off as true and false."""
+        if isinstance(options, dict) and isinstance(options.get("infer_appends"), bool):
+            return {**options, "infer_appends": "on" if options["infer_appends"] else "off"}
+        return options
 
 
 class PolicyConfig(Strict):
@@ -179,6 +187,8 @@ def find(name: str) -> Path:
     known = shipped()
     if name in known:
         return known[name]
+    if Path(name).is_dir():
+        raise UsageError(f"{name}: a folder; expected an experiment file or one of the shipped")
     near = difflib.get_close_matches(Path(name).stem, known, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise UsageError(f"{name}: no such file, nor a shipped experiment ({', '.join(known)}){hint}")
@@ -195,7 +205,8 @@ def load(path: Path, overrides: list[str] | None = None) -> Experiment:
         problem = getattr(error, "problem", None) or "not UTF-8 text"
         raise UsageError(f"{path}{where}: not YAML ({problem})") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: an experiment is a mapping of keys, not {type(data).__name__}")
+        what = "an empty file" if data is None else type(data).__name__
+        raise UsageError(f"{path}: an experiment is a mapping of keys, not {what}")
     for text in overrides or []:
         key, sign, value = text.partition("=")
         if not sign:

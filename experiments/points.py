@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from sim.policy import Policy
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("traces", "sim")
+LIBRARIES = ("numpy", "simpy")
+TABLES = ("requests", "preemptions")
 
 
 def points_of(experiment: Experiment) -> list[Point]:
@@ -140,12 +143,13 @@ def file_hash(path: str) -> str:
 def key_of(point: Point) -> str:
     """A hash of everything the point's result depends on."""
     e = point.experiment.model_dump(exclude={"description", "plots", "sweep", "policies", "seeds",
-                                             "table", "name"})  # fmt: skip
+                                             "table", "table_only", "name"})  # fmt: skip
     parts: dict[str, Any] = {
         "config": e,
         "policy": point.policy.model_dump(),
         "columns": point.columns(),
         "source": source_hash(),
+        "libraries": [version(name) for name in LIBRARIES],
     }
     for path in (point.experiment.trace.path, point.policy.name):
         if path and Path(path).is_file():
@@ -156,14 +160,13 @@ def key_of(point: Point) -> str:
 def compute(point: Point, folder: Path) -> str:
     """Run the point and keep it; the row's file appears last, so it marks what is complete."""
     key = key_of(point)
-    row, requests = run_point(point)
-    if len(requests):
-        whole = folder / f"{key}.parquet"
-        part = whole.with_suffix(f".{os.getpid()}.part")
-        requests.to_parquet(part, index=False)
-        os.replace(part, whole)
+    result = run_point(point)
+    for name, table in result.tables.items():
+        part = folder / f"{key}.{name}.{os.getpid()}.part"
+        table.to_parquet(part, index=False)
+        os.replace(part, folder / f"{key}.{name}.parquet")
     part = folder / f"{key}.{os.getpid()}.part"
-    part.write_text(json.dumps(row), encoding="utf-8")
+    part.write_text(json.dumps(result.row), encoding="utf-8")
     os.replace(part, folder / f"{key}.json")
     return key
 
@@ -173,10 +176,15 @@ def missing(points: list[Point], folder: Path) -> Iterator[Point]:
     return (p for p in points if not (folder / f"{key_of(p)}.json").is_file())
 
 
-def collect(points: list[Point], folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Summary and requests of all finished points, in the experiment's order."""
+def collect(points: list[Point], folder: Path) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
+    """Summary and the tables by name of all finished points, in the experiment's order."""
     keys = [k for p in points if (folder / f"{(k := key_of(p))}.json").is_file()]
     rows = [json.loads((folder / f"{k}.json").read_text(encoding="utf-8")) for k in keys]
-    tables = [folder / f"{k}.parquet" for k in keys]
-    frames = [pd.read_parquet(t) for t in tables if t.is_file()]
-    return pd.DataFrame(rows), pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return pd.DataFrame(rows), {name: _joined(folder, keys, name) for name in TABLES}
+
+
+def _joined(folder: Path, keys: list[str], name: str) -> pd.DataFrame:
+    files = [folder / f"{k}.{name}.parquet" for k in keys]
+    frames = [pd.read_parquet(f) for f in files if f.is_file()]
+    filled = [f for f in frames if len(f)] or frames[:1]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()

@@ -81,14 +81,16 @@ def _compute_all(todo: list[Point], folder: Path, jobs: int, console: Console) -
 
 def write(experiment: Experiment, points: list[Point], out: Path, console: Console) -> list[Path]:
     """Tables, manifest and plots from finished points."""
-    summary, requests = collect(points, out / "points")
-    requests = derived(requests)
+    summary, tables = collect(points, out / "points")
+    requests = derived(tables["requests"])
     if summary.empty:
         return []
     _replace(out / "summary.csv", summary.to_csv(index=False))
     attribution = attribution_of(experiment, summary)
     if len(attribution):
         _replace(out / "attribution.csv", attribution.to_csv(index=False))
+    if experiment.kind == "replay":
+        _replace(out / "preemptions.csv", tables["preemptions"].to_csv(index=False))
     if len(requests):
         part = out / "requests.parquet.part"
         requests.to_parquet(part, index=False)

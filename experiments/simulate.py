@@ -18,7 +18,7 @@ from experiments.config import (
     memory_bytes,
 )
 from sim import models, policies
-from sim.attribution import attribute
+from sim.attribution import attribute, lost_at_preemption
 from sim.cost import device as devices
 from sim.cost.modelled import ModelledBackend
 from sim.engine import Engine
@@ -59,10 +59,18 @@ class Point:
         return {"policy": self.policy.shown, "seed": self.seed, **dict(self.axes)}
 
 
-def run_point(point: Point) -> tuple[dict[str, Any], pd.DataFrame]:
-    """The summary row and the table of requests (empty for ``kind: geometry``)."""
+@dataclass(frozen=True)
+class Result:
+    """The summary row of a point, and its tables by name (none for ``kind: geometry``)."""
+
+    row: dict[str, Any]
+    tables: dict[str, pd.DataFrame]
+
+
+def run_point(point: Point) -> Result:
+    """Size or replay the point; every table carries the point's columns."""
     if point.experiment.kind == "geometry":
-        return point.columns() | geometry_row(point), pd.DataFrame()
+        return Result(point.columns() | geometry_row(point), {})
     return _replay(point)
 
 
@@ -119,10 +127,7 @@ def _is_random(config: TraceConfig) -> bool:
 def _load_trace(text: str, seed: int) -> tuple[Trace, Prefixes]:
     config = TraceConfig.model_validate_json(text)
     if config.path:
-        how = dict(config.options)
-        if isinstance(how.get("infer_appends"), bool):  # YAML reads a bare on and off as such
-            how["infer_appends"] = "on" if how["infer_appends"] else "off"
-        trace = read_trace(config.path, **how)
+        trace = read_trace(config.path, **config.options)
     elif config.requests:
         trace = _written(config.requests)
     else:
@@ -184,7 +189,7 @@ def make_engine(point: Point, trace: Trace, prefixes: Prefixes, ledger: Ledger) 
     return VllmEngine(trace, prefixes, geometry, policy, opts, ledger)
 
 
-def _replay(point: Point) -> tuple[dict[str, Any], pd.DataFrame]:
+def _replay(point: Point) -> Result:
     e = point.experiment
     trace, prefixes = load_trace(e.trace, point.seed)
     ledger, records = Ledger(), Records(trace)
@@ -217,7 +222,8 @@ def _replay(point: Point) -> tuple[dict[str, Any], pd.DataFrame]:
     row |= _rates(trace, e.trace.arrival_scale)
     row |= {"block_tokens": geometry.block_tokens}
     requests = pd.concat([records.requests(), reasons.add_prefix("reason_")], axis=1)
-    return row, requests.assign(**point.columns())
+    tables = {"requests": requests, "preemptions": lost_at_preemption(trace, records)}
+    return Result(row, {name: t.assign(**point.columns()) for name, t in tables.items()})
 
 
 def _rates(trace: Trace, scale: float) -> dict[str, float]:

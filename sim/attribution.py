@@ -177,11 +177,12 @@ def _lengths(cuts: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def lost_at_preemption(trace: Trace, records: Records) -> pd.DataFrame:
-    """Lookups after a preemption, apart: what they hit, matched and recomputed again."""
+    """A row per lookup after a preemption: tokens that had been computed, what of them is hit,
+    what is lost and computed again, and how far the KV still matched."""
     rows = [
-        (trace.ids[a.request], step, a.hit, a.matched, a.matched - a.hit)
+        (trace.ids[a.request], step, a.lost, a.hit, max(0, a.lost - a.hit), a.matched)
         for step, a in records.admissions
         if a.resumed
     ]
-    names = ["id", "step", "hit_tokens", "matched_tokens", "recompute_tokens"]
+    names = ["id", "step", "computed_tokens", "hit_tokens", "lost_tokens", "matched_tokens"]
     return pd.DataFrame(rows, columns=names)

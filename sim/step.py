@@ -33,7 +33,7 @@ class Admission:
 
     ``hit`` tokens are reused; ``matched`` is how far the KV in the index agrees (>= hit).
     ``branch`` is the branch point that the lookup marked, 0 for none. ``event`` counts the
-    ledger's events before the lookup.
+    ledger's events before the lookup. ``lost`` tokens had been computed when it was preempted.
     """
 
     request: int
@@ -42,6 +42,7 @@ class Admission:
     branch: int
     resumed: bool
     event: int = 0
+    lost: int = 0
 
 
 @dataclass(slots=True)

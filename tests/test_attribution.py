@@ -302,6 +302,8 @@ def test_lookups_after_a_preemption_stand_apart() -> None:
     assert sum(records.preemptions) > 0
     lost = lost_at_preemption(records.trace, records)
     assert len(lost) == sum(records.preemptions)
-    assert (lost.matched_tokens - lost.hit_tokens == lost.recompute_tokens).all()
+    assert (lost.lost_tokens == lost.computed_tokens - lost.hit_tokens).all()
+    assert (lost.computed_tokens >= 100).all() and (lost.lost_tokens > 0).all()
+    assert (lost.hit_tokens <= lost.matched_tokens).all()
     assert frame["hit"].sum() == 0
     assert (frame.sum(axis=1) == 100).all()

@@ -171,3 +171,25 @@ def test_plots_are_drawn_again_from_records_of_older_sources(
     monkeypatch.setattr(points, "source_hash", lambda: "other")
     assert run.redraw(experiment, tmp_path) == [png]
     assert png.read_bytes() == before
+
+
+def test_tokens_lost_at_preemption_have_a_table(tmp_path: Path) -> None:
+    settings = (
+        "memory=1GiB",
+        "sweep={}",
+        "policies=[{name: semantic-only}]",
+        "engine.max_num_seqs=8",
+    )
+    chat = "trace={generator: chat, parameters: {sessions: 40, first_tokens: 4000, turns: 1}}"
+    run.run(shipped("capacity", *settings, chat), tmp_path, 1, quiet())
+    lost = pd.read_csv(tmp_path / "preemptions.csv")
+    requests = pd.read_parquet(tmp_path / "requests.parquet")
+    assert len(lost) == requests.preemptions.sum() > 0
+    assert (lost.lost_tokens == lost.computed_tokens - lost.hit_tokens).all()
+    assert set(lost.policy) == {"semantic-only"}
+
+
+def test_a_bare_on_is_told_as_such() -> None:
+    for word in ("on", "off"):
+        made = shipped("bench_mooncake", f"trace.options.infer_appends={word}")
+        assert made.trace.options["infer_appends"] == word

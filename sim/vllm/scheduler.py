@@ -243,7 +243,7 @@ class Scheduler:
         self._leave(r)
         self.cache.free(r)
         r.status = "preempted"
-        r.computed = r.promised = 0
+        r.lost, r.computed, r.promised = r.computed, 0, 0
         r.stale = r.in_flight
         self.waiting.appendleft(r)
 
@@ -315,7 +315,7 @@ class Scheduler:
             if r.last_sample == self.index - 1 and r not in plan.scheduled and not self._over(r):
                 step.paused.append(r.index)
         step.admitted = [
-            Admission(r.index, hit.tokens, hit.matched, hit.branch, resumed, hit.event)
+            Admission(r.index, hit.tokens, hit.matched, hit.branch, resumed, hit.event, r.lost)
             for r, hit, resumed in plan.admitted
         ]
         step.preempted = [r.index for r in plan.preempted]
