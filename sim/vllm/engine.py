@@ -36,7 +36,9 @@ class VllmEngine(ScheduledEngine):
 
     def keys_of(self, request: int) -> list[int]:
         """Prefix ids on the grid of hash units."""
-        return self.prefixes.grid(request, self.cache.unit) if self.cache.caching else []
+        return (
+            self.prefixes.grid(request, self.cache.shape.unit) if self.cache.shape.caching else []
+        )
 
     def reject_reason(self, request: int) -> str | None:
         """Longer than the model's context, or than the pool."""
@@ -49,14 +51,14 @@ class VllmEngine(ScheduledEngine):
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that a lone request of ``tokens`` tokens needs at its largest."""
-        cache = self.cache
-        kv = len(cache.kv_groups) * ceil_div(tokens, cache.kv_block)
-        per_group = ceil_div(tokens, cache.state_block)
-        if cache.mode == "align":
+        shape = self.cache.shape
+        kv = len(shape.kv_groups) * ceil_div(tokens, shape.kv_block)
+        per_group = ceil_div(tokens, shape.state_block)
+        if shape.mode == "align":
             per_group = min(per_group, 3)
-        elif cache.mode == "none":
+        elif shape.mode == "none":
             per_group = 1
-        return kv + len(cache.state_groups) * per_group
+        return kv + len(shape.state_groups) * per_group
 
     def check(self) -> None:
         """Blocks are free or held, and held as often as tables say."""

@@ -255,7 +255,7 @@ class Replay:
             )
         for r in plan.preempted:
             self.requests[r.index]["preemptions"] += 1
-        groups = self.engine.cache.num_groups
+        groups = self.engine.cache.shape.num_groups
         row: dict[str, Any] = {
             "step": step,
             "scheduled": scheduled,
@@ -287,7 +287,7 @@ class Replay:
 
     def _tables(self, r: Any) -> list[list[int]]:
         out = []
-        for _, is_state, j in self.engine.cache.order:
+        for _, is_state, j in self.engine.cache.shape.order:
             if is_state:
                 columns = range(r.state_columns)
                 out.append([r.states[c][j] if c in r.states else 0 for c in columns])
@@ -303,7 +303,7 @@ class Replay:
         row["cached_keys"] = len(self.pool.where)
 
     def _result(self) -> dict[str, Any]:
-        pool, groups = self.pool, self.engine.cache.num_groups
+        pool, groups = self.pool, self.engine.cache.shape.num_groups
         cached = sorted(
             [key % groups, b, pool.tokens[b]] for b, key in enumerate(pool.key) if key is not None
         )

@@ -17,13 +17,13 @@ class StateTake:
     def __init__(self, cache: VllmCache, r: Live, tokens: int) -> None:
         self.cache, self.r = cache, r
         spec = cache.options.num_speculative_blocks
-        required = ceil_div(tokens, cache.state_block) + spec
+        required = ceil_div(tokens, cache.shape.state_block) + spec
         held = r.state_columns
         self.tail = r.state_tail
         self.taken: list[list[int]] = []
         self.columns: list[int] = []
         self.idle = False
-        if not cache.align:
+        if not cache.shape.align:
             self.columns = list(range(held, required))
             self.length = max(held, required)
             return
@@ -65,7 +65,7 @@ class StateTake:
         pool.ref[source] += 1
         own = pool.key[copy]
         if own is not None:
-            self.cache.keyed_now.add(own)
+            self.cache.keys.now.add(own)
 
     def finish(self) -> None:
         """Enter the new columns into the table."""
@@ -83,7 +83,7 @@ class StateTake:
         """In ``align`` the running state moves to each new column; the other modes read the old
         column and write the new one."""
         r, traffic = self.r, self.cache.traffic
-        if not self.cache.align or not r.state_columns or not (self.columns or self.tail):
+        if not self.cache.shape.align or not r.state_columns or not (self.columns or self.tail):
             return
         if r.started:
             traffic.state_copies += 1

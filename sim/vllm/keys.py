@@ -1,0 +1,153 @@
+"""What becomes a key: full blocks of KV, and the states that the policy publishes.
+
+Source: specs/vllm, section 7.
+"""
+
+from __future__ import annotations
+
+from sim.policy import Memory, Policy, State
+from sim.vllm.events import CacheEvents
+from sim.vllm.pool import BlockPool
+from sim.vllm.request import Live
+from sim.vllm.rounding import ceil_div
+from sim.vllm.shape import Shape
+
+
+class Keys:
+    """``now`` holds the keys of states registered in this schedule call: not yet to be read."""
+
+    def __init__(
+        self, shape: Shape, pool: BlockPool, policy: Policy, memory: Memory, events: CacheEvents
+    ) -> None:
+        self.shape, self.pool, self.events = shape, pool, events
+        self.policy, self.memory = policy, memory
+        self.now: set[int] = set()
+
+    def publish(self, r: Live, n: int) -> None:
+        """Register what the first ``n`` tokens fill, before the step that writes it runs."""
+        if self.shape.num_groups > 1 and not self.shape.fine:
+            n = n // self.shape.scheduler_block * self.shape.scheduler_block
+        if self.shape.kv_groups:
+            self._publish_kv(r, n)
+        if self.shape.state_groups:
+            self._publish_states(r, n)
+
+    def _publish_kv(self, r: Live, n: int) -> None:
+        block, unit, width, pool = (
+            self.shape.kv_block,
+            self.shape.unit,
+            self.shape.num_groups,
+            self.pool,
+        )
+        low, high = r.kv_cached, n // block
+        if high > low:
+            per_block = block // unit
+            for j, g in enumerate(self.shape.kv_groups):
+                table = r.kv[j]
+                for i in range(low, high):
+                    b = table[i]
+                    if pool.key[b] is not None:
+                        pool.drop(b)
+                    pool.put(r.keys[(i + 1) * per_block - 1] * width + g, b, (i + 1) * block)
+            r.kv_cached = high
+            self.events.kv_published(r, high * block)
+        if unit != block:
+            tail = min(self.shape.tail_of(r.prompt), r.known // unit * unit)
+            column = tail // block
+            if 0 < tail <= n and tail % block and column < len(r.kv[0]):
+                for j, g in enumerate(self.shape.kv_groups):
+                    self._partial_key(r, r.kv[j][column], tail, g)
+
+    def _publish_states(self, r: Live, n: int) -> None:
+        block, pool = self.shape.state_block, self.pool
+        low, high = r.state_cached, n // block
+        kept = self._keep_columns(r, low, high) if high > low else []
+        if high > low:
+            r.state_cached = high
+        if self.shape.align:
+            self._publish_tail(r, n)
+        for column in kept:
+            row = r.states.get(column)
+            if row is not None:
+                self.now.update(k for b in row if (k := pool.key[b]) is not None)
+
+    def _keep_columns(self, r: Live, low: int, high: int) -> list[int]:
+        """Key the real columns in ``low:high`` that the policy publishes."""
+        block, width, pool = self.shape.state_block, self.shape.num_groups, self.pool
+        per_block = block // self.shape.unit
+        replay, branch = self._reachable(r)
+        real = [c for c in sorted(r.states) if low <= c < high]
+        for column in real:
+            position = (column + 1) * block
+            state = State(r.index, position, block, replay, branch)
+            if not self.policy.publish(self.memory, state):
+                self.events.state_declined(r, position)
+                continue
+            key = r.keys[(column + 1) * per_block - 1] * width
+            for j, g in enumerate(self.shape.state_groups):
+                b = r.states[column][j]
+                if pool.key[b] is not None:
+                    pool.drop(b)
+                pool.put(key + g, b, position)
+            self.events.state_published(r, position)
+        return real
+
+    def _reachable(self, r: Live) -> tuple[int, int]:
+        """Replay boundary and branch point, rounded to the block whose end they select."""
+        unit = self.shape.scheduler_block if self.shape.old else self.shape.hit_unit
+        block = self.shape.state_block
+
+        def rounded(x: int) -> int:
+            return x // unit * unit // block * block
+
+        return rounded(r.prompt - 1), rounded(r.branch) if r.branch else 0
+
+    def _partial_key(
+        self, r: Live, block: int, tokens: int, group: int, replace: bool = False
+    ) -> int:
+        key = r.keys[tokens // self.shape.unit - 1] * self.shape.num_groups + group
+        pool = self.pool
+        stale = not pool.holds(key, block) and pool.key[block] is not None
+        if replace or (stale and pool.tokens[block] < tokens):
+            pool.drop(block)
+        pool.put(key, block, tokens)
+        return key
+
+    def _publish_tail(self, r: Live, n: int) -> None:
+        """Key the state exported from inside the chunk, or the one at the prompt's tail."""
+        if r.checkpoint is not None:
+            self._publish_checkpoint(r, *r.checkpoint)
+            return
+        block, pool = self.shape.state_block, self.pool
+        if n <= 0 or n != self.shape.tail_of(r.prompt) or (self.shape.old and n % block == 0):
+            return
+        column = ceil_div(n, block) - 1
+        row = r.states.get(column)
+        if row is None or (not self.shape.old and pool.tokens[row[0]] == n):
+            return
+        state = State(r.index, n, block, n, 0)
+        if not self.policy.publish(self.memory, state):
+            return
+        for j, g in enumerate(self.shape.state_groups):
+            self.now.add(self._partial_key(r, row[j], n, g))
+        self.events.state_published(r, n)
+        if n % block:
+            r.state_tail = (column, list(row))
+            r.state_cached = column
+
+    def _publish_checkpoint(self, r: Live, position: int, column: int) -> None:
+        row, block, pool = r.states[column], self.shape.state_block, self.pool
+        mine = position == (r.prompt - 1) // self.shape.hit_unit * self.shape.hit_unit
+        branch = position == r.branch
+        state = State(r.index, position, block, position if mine else 0, position if branch else 0)
+        keep = (mine or branch or position % block == 0) and self.policy.publish(self.memory, state)
+        if not keep:
+            for b in row:
+                pool.unpublish(b)
+            self.events.state_declined(r, position)
+            return
+        if pool.tokens[row[0]] == position:
+            return
+        for j, g in enumerate(self.shape.state_groups):
+            self.now.add(self._partial_key(r, row[j], position, g, replace=True))
+        self.events.state_published(r, position)
