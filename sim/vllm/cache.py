@@ -49,7 +49,8 @@ class VllmCache:
         """A new schedule call: nothing was keyed in it yet."""
         self.events.step = step
         self.keys.now.clear()
-        self.traffic = Traffic()
+        if self.traffic.any:
+            self.traffic = Traffic()
 
     # ---------------------------------------------------------------- where a chunk ends
     def place(self, r: Live, start: int, end: int) -> int:
@@ -139,7 +140,7 @@ class VllmCache:
     # ---------------------------------------------------------------- release
     def _release_read(self, r: Live, processed: int) -> None:
         """Release states that no step will read again, given ``processed`` finished tokens."""
-        if not self.shape.state_groups or processed <= 1 or not r.states:
+        if processed <= 1 or len(r.states) < 2:  # the last one is the running state
             return
         block = self.shape.state_block
         last = min((processed - 1) // block, r.state_columns)
@@ -161,18 +162,20 @@ class VllmCache:
             self._release_columns(r, [before])
 
     def _release_columns(self, r: Live, columns: list[int]) -> None:
-        if not columns:
-            return
-        rows = [r.states.pop(c) for c in columns]
-        for j in range(len(self.shape.state_groups)):
-            self.pool.release([row[j] for row in rows])
+        if len(columns) == 1:
+            self.pool.release_each(r.states.pop(columns[0]))
+        elif columns:
+            rows = [r.states.pop(c) for c in columns]
+            for blocks in zip(*rows, strict=True):
+                self.pool.release(blocks)
 
     def free(self, r: Live) -> None:
         """Let go of everything, group by group, each from its last block to its first."""
         columns = sorted(r.states, reverse=True)
+        single = r.states[columns[0]] if len(columns) == 1 else None
         for _, is_state, j in self.shape.order:
             if is_state:
-                self.pool.release([r.states[c][j] for c in columns])
+                self.pool.release((single[j],) if single else [r.states[c][j] for c in columns])
             elif r.kv:
                 self.pool.release(r.kv[j][::-1])
         r.forget_blocks()
@@ -182,6 +185,9 @@ class VllmCache:
         self, r: Live, n: int, hit: Hit | None, *, whole: bool = False, crowded: bool = True
     ) -> bool:
         """Give ``r`` what it needs for ``n`` more tokens; False if the blocks are not there."""
+        if n == 1 and hit is None and self._stays_inside(r):
+            self._continue(r)
+            return True
         start = r.computed + (hit.tokens if hit else 0)
         limit = self.options.max_model_len
         spare = self.watermark_blocks if crowded and r.status != "running" else 0
@@ -203,6 +209,27 @@ class VllmCache:
         if self.shape.caching:
             self.keys.publish(r, min(end, r.known))
         return True
+
+    def _stays_inside(self, r: Live) -> bool:
+        """Whether one more token needs no block, for KV or for states."""
+        shape, tokens = self.shape, r.computed + 1
+        columns = r.state_columns - self.options.num_speculative_blocks
+        return (
+            r.status == "running"
+            and r.kv_tail is None
+            and r.state_tail is None
+            and r.started
+            and (not shape.kv_groups or tokens <= len(r.kv[0]) * shape.kv_block)
+            and (not shape.state_groups or tokens <= columns * shape.state_block)
+            and tokens <= self.options.max_model_len
+        )
+
+    def _continue(self, r: Live) -> None:
+        """Compute one more token in the blocks that are held."""
+        self._release_read(r, max(0, r.computed - r.in_flight))
+        r.checkpoint = None  # no state is exported from inside a chunk of one token
+        if self.shape.caching:
+            self.keys.publish(r, min(r.computed + 1, r.known))
 
     def _count_saves(self, r: Live, start: int, end: int) -> None:
         """States that the chunk writes besides the one at its end."""
@@ -233,14 +260,21 @@ class VllmCache:
             self.events.state_restored(r, start)
 
     def _take(self, r: Live, tokens: int) -> None:
-        """Pop blocks for every group, in id order."""
+        """Pop blocks for every group, in id order; neighbouring state groups at once."""
         plan = StateTake(self, r, tokens) if self.shape.state_groups else None
         kv_columns = ceil_div(tokens, self.shape.kv_block)
-        for g, is_state, j in self.shape.order:
-            if is_state:
-                if plan is not None and not plan.idle:
-                    plan.take(g, j)
-                continue
+        for is_state, groups in self.shape.runs:
+            if not is_state:
+                self._take_kv(r, groups, kv_columns)
+            elif plan is not None and not plan.idle:
+                plan.take(groups)
+        r.kv_tail = None
+        r.started = True
+        if plan is not None:
+            plan.finish()
+
+    def _take_kv(self, r: Live, groups: tuple[tuple[int, int], ...], columns: int) -> None:
+        for g, j in groups:
             table = r.kv[j]
             if r.kv_tail is not None:
                 column, sources = r.kv_tail
@@ -248,12 +282,8 @@ class VllmCache:
                 table[column] = copy
                 self.pool.ref[copy] += 1
                 self.copies.append((g, sources[j], copy))
-            missing = kv_columns - len(table)
-            if missing > 0:
-                table.extend(self.pool.take(missing))
-        r.kv_tail = None
-        if plan is not None:
-            plan.finish()
+            if columns > len(table):
+                table.extend(self.pool.take(columns - len(table)))
 
     def end_step(self) -> Traffic:
         """Let go of the sources and copies of this step's copies; what the step moves."""
@@ -276,7 +306,7 @@ class VllmCache:
         """The next count of computed tokens at which a decode may take, key or release a block;
         ``computed`` itself if the last such event is less than ``margin`` tokens ago."""
         nearest = 0
-        for block in {self.shape.kv_block, self.shape.state_block}:
+        for block in self.shape.blocks:
             inside = computed % block
             if not margin <= inside <= block - 2:
                 return computed

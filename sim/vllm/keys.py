@@ -25,11 +25,15 @@ class Keys:
 
     def publish(self, r: Live, n: int) -> None:
         """Register what the first ``n`` tokens fill, before the step that writes it runs."""
-        if self.shape.num_groups > 1 and not self.shape.fine:
-            n = n // self.shape.scheduler_block * self.shape.scheduler_block
-        if self.shape.kv_groups:
+        shape = self.shape
+        if shape.num_groups > 1 and not shape.fine:
+            n = n // shape.scheduler_block * shape.scheduler_block
+        if shape.kv_groups and (n // shape.kv_block > r.kv_cached or shape.unit != shape.kv_block):
             self._publish_kv(r, n)
-        if self.shape.state_groups:
+        if shape.state_groups and (
+            n // shape.state_block > r.state_cached
+            or (shape.align and (r.checkpoint is not None or n == shape.tail_of(r.prompt)))
+        ):
             self._publish_states(r, n)
 
     def _publish_kv(self, r: Live, n: int) -> None:

@@ -150,6 +150,16 @@ class BlockPool:
             free[block] = None
             free.move_to_end(block, last=False)
 
+    def release_each(self, blocks: Iterable[int]) -> None:
+        """As one ``release`` for each block: a later one without a key comes before an earlier."""
+        ref, key, free = self.ref, self.key, self.free
+        for block in blocks:
+            ref[block] -= 1
+            if ref[block] == 0:
+                free[block] = None
+                if key[block] is None or not self.caching:
+                    free.move_to_end(block, last=False)
+
     @property
     def num_free(self) -> int:
         """Blocks in the free queue."""

@@ -75,8 +75,10 @@ class Scheduler:
 
     def __init__(self, cache: Cache, options: VllmOptions) -> None:
         self.cache, self.options = cache, options
-        # steps between an event and the last of its effects, one more for a step in flight
-        self.margin = 4 if options.async_scheduling else 2
+        # Tokens from an event on until nothing more follows from it: states are released in the
+        # step behind it, one later with a step in flight.
+        self.after_block = 3 if options.async_scheduling else 2
+        self.after_prompt = 3 if options.async_scheduling else 1
         self.running: list[Live] = []
         self.stamps: list[int] = []
         self.busy: list[Live] = []
@@ -98,8 +100,8 @@ class Scheduler:
             return
         if not options.async_scheduling and r.known != r.computed:
             return
-        last = min(r.target, options.max_model_len) - self.margin
-        wake = min(self.cache.quiet_until(r.computed, self.margin), last)
+        last = min(r.target, options.max_model_len) - 2  # whose commit reads the last token
+        wake = min(self.cache.quiet_until(r.computed, self.after_block), last)
         if wake < r.computed + 2:
             return
         for flight in self.flights:
@@ -289,7 +291,7 @@ class Scheduler:
         plan.admitted.append((r, hit, r.status == "preempted"))
         r.status = "running"
         r.computed = hit.tokens
-        r.quiet_from = r.known + self.margin
+        r.quiet_from = r.known + self.after_prompt
 
     # ---------------------------------------------------------------- from plan to step
     def advance(self, plan: Plan) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from sim.policy import Layout
 from sim.vllm.geometry_types import Geometry
@@ -12,7 +13,8 @@ from sim.vllm.rounding import ceil_div
 
 @dataclass(frozen=True)
 class Shape:
-    """``order`` walks the groups by id: (id, whether of states, place among its kind).
+    """``order`` walks the groups by id: (id, whether of states, place among its kind); ``runs``
+    are its stretches of one kind. ``blocks`` are the distinct block sizes that decodes cross.
 
     ``unit`` is the distance of hash keys, ``block`` the cache's block, ``state_block`` and
     ``kv_block`` those of each kind (they differ only where nothing is cached). ``fine``: hits may
@@ -37,6 +39,8 @@ class Shape:
     alignment: int | None
     align: bool
     num_groups: int
+    runs: tuple[tuple[bool, tuple[tuple[int, int], ...]], ...]
+    blocks: tuple[int, ...]
 
     def tail_of(self, prompt: int) -> int:
         """The last position of a prompt that can be a key."""
@@ -64,9 +68,13 @@ def shape_of(geometry: Geometry, options: VllmOptions, layout: Layout) -> Shape:
     align = mode == "align"
     block = groups[0].block_tokens if caching else geometry.block_tokens
     fine = align and geometry.unit_tokens < geometry.scheduler_block_tokens and len(groups) > 1
+    order = tuple(
+        (i, i in states, (states if i in states else kv).index(i)) for i in range(len(groups))
+    )
+    kv_block = groups[kv[0]].block_tokens if kv else block
+    state_block = groups[states[0]].block_tokens if states else block
     return Shape(
-        order=tuple((i, i in states, (states if i in states else kv).index(i))
-                    for i in range(len(groups))),
+        order=order,
         state_groups=states,
         kv_groups=kv,
         caching=caching,
@@ -76,11 +84,16 @@ def shape_of(geometry: Geometry, options: VllmOptions, layout: Layout) -> Shape:
         scheduler_block=geometry.scheduler_block_tokens,
         unit=geometry.unit_tokens,
         block=block,
-        state_block=groups[states[0]].block_tokens if states else block,
-        kv_block=groups[kv[0]].block_tokens if kv else block,
+        state_block=state_block,
+        kv_block=kv_block,
         fine=fine,
         hit_unit=geometry.unit_tokens if fine else geometry.scheduler_block_tokens,
         alignment=geometry.checkpoint_alignment if align and not options.old else None,
         align=align,
         num_groups=len(groups),
+        runs=tuple(
+            (is_state, tuple((i, j) for i, _, j in members))
+            for is_state, members in groupby(order, key=lambda item: item[1])
+        ),
+        blocks=tuple({kv_block, state_block}),
     )  # fmt: skip

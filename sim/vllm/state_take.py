@@ -23,6 +23,7 @@ class StateTake:
         self.taken: list[list[int]] = []
         self.columns: list[int] = []
         self.idle = False
+        self.started = r.started
         if not cache.shape.align:
             self.columns = list(range(held, required))
             self.length = max(held, required)
@@ -30,7 +31,6 @@ class StateTake:
         exported = r.checkpoint is not None
         if required <= held and self.tail is None and not exported:
             self.idle = True
-            r.started = True
             return
         if r.started or held:
             r.last_state = held - 1 - (spec if r.started else 0)
@@ -38,22 +38,28 @@ class StateTake:
         self.columns = list(range(first, required))
         self.length = max(held, required)
 
-    def take(self, group: int, j: int) -> None:
-        """Pop the blocks of one state group."""
-        if self.idle:
+    def take(self, groups: tuple[tuple[int, int], ...]) -> None:
+        """Pop the blocks of state groups whose ids follow one another."""
+        pool, n = self.cache.pool, len(self.columns)
+        if self.tail is None:
+            fresh = pool.take(n * len(groups))
+            self.taken += [fresh[i * n : (i + 1) * n] for i in range(len(groups))]
             return
-        cache, pool, r = self.cache, self.cache.pool, self.r
-        fresh = pool.take(len(self.columns) + (self.tail is not None))
-        if self.tail is not None:
-            column, sources = self.tail
-            source, copy = sources[j], fresh.pop(0)
-            if r.started:
-                self._move_keys(source, copy)
-            else:
-                r.states[column][j] = copy
-                pool.ref[copy] += 1
-            cache.copies.append((group, source, copy))
-        self.taken.append(fresh)
+        for group, j in groups:
+            copy, *fresh = pool.take(n + 1)
+            self._copy_on_write(group, j, copy)
+            self.taken.append(fresh)
+
+    def _copy_on_write(self, group: int, j: int, copy: int) -> None:
+        assert self.tail is not None
+        column, sources = self.tail
+        source = sources[j]
+        if self.started:
+            self._move_keys(source, copy)
+        else:
+            self.r.states[column][j] = copy
+            self.cache.pool.ref[copy] += 1
+        self.cache.copies.append((group, source, copy))
 
     def _move_keys(self, source: int, copy: int) -> None:
         """The key of a running state goes to a copy, since the step will overwrite the source."""
@@ -76,7 +82,6 @@ class StateTake:
             r.states[column] = [fresh[i] for fresh in self.taken]
         self._count_copies()
         r.state_columns = self.length
-        r.started = True
         r.state_tail = None
 
     def _count_copies(self) -> None:
@@ -85,7 +90,7 @@ class StateTake:
         r, traffic = self.r, self.cache.traffic
         if not self.cache.shape.align or not r.state_columns or not (self.columns or self.tail):
             return
-        if r.started:
+        if self.started:
             traffic.state_copies += 1
         else:
             traffic.restores.add(r.index)

@@ -18,3 +18,9 @@ class Traffic:
     restores: set[int] = field(default_factory=set)
     state_copies: int = 0
     kv_copied_tokens: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is moved."""
+        moved = self.state_copies or self.kv_copied_tokens
+        return bool(moved or self.saves or self.restores)
