@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -63,10 +64,10 @@ class Step:
     repeat: int = 1
     state_copies: int = 0
     kv_copied_tokens: int = 0
-    admitted: list[Admission] = field(default_factory=list)
-    preempted: list[int] = field(default_factory=list)
-    fresh: list[int] = field(default_factory=list)
-    paused: list[int] = field(default_factory=list)
+    admitted: Sequence[Admission] = field(default_factory=list)
+    preempted: Sequence[int] = field(default_factory=list)
+    fresh: Sequence[int] = field(default_factory=list)
+    paused: Sequence[int] = field(default_factory=list)
     running: int = 0
     waiting: int = 0
     used_bytes: int = 0

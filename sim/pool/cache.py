@@ -34,11 +34,15 @@ class ExactCache:
 
     def begin_step(self, step: int) -> None:
         """What the step before wrote can be read now."""
-        self.step = step
+        self.stamp_events(step)
         self.traffic = Traffic()
         for request, length in self.fresh:
             self.readable.add(request, length)
         self.fresh.clear()
+
+    def stamp_events(self, step: int) -> None:
+        """From here on the ledger's events belong to ``step``."""
+        self.step = step
 
     def end_step(self) -> Traffic:
         """Only restored states are copied; writing one at every token is not priced, as the

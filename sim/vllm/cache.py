@@ -47,16 +47,20 @@ class VllmCache:
 
     def begin_step(self, step: int) -> None:
         """A new schedule call: nothing was keyed in it yet."""
-        self.events.step = step
+        self.stamp_events(step)
         self.keys.now.clear()
         if self.traffic.any:
             self.traffic = Traffic()
 
+    def stamp_events(self, step: int) -> None:
+        """From here on the ledger's events belong to ``step``."""
+        self.events.step = step
+
     # ---------------------------------------------------------------- where a chunk ends
     def place(self, r: Live, start: int, end: int) -> int:
         """The policy's end of a chunk that may reach ``end``; ``start`` means wait."""
-        if not self.shape.align or start >= r.prefill_end:
-            return end
+        if not self.shape.align or (start >= r.prompt and start >= r.known - 1):
+            return end  # past the end of prefill
         block, unit = self.shape.block, self.shape.unit
         last = r.known if self.shape.old else r.known - 1
         tail = self.shape.tail_of(r.prompt) if self.shape.fine else 0

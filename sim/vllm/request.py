@@ -8,7 +8,8 @@ class Live:
 
     ``known`` counts prompt and sampled tokens whose values have been read, ``computed`` those
     scheduled so far, ``in_flight`` those scheduled and not yet read back, ``promised`` sampled
-    tokens not yet read (async), ``lost`` those computed when it was last preempted. ``keys[i]`` is
+    tokens not yet read (async), ``lost`` those computed when it was last preempted,
+    ``restored`` those hit at its last admission. ``keys[i]`` is
     the prefix id at ``(i + 1) * unit`` tokens.
 
     Tables: ``kv[j]`` lists the blocks of attention group ``j``. All state groups always have the
@@ -19,7 +20,7 @@ class Live:
     __slots__ = (
         "branch", "checkpoint", "commit0", "computed", "in_flight", "index", "keys", "known",
         "kv", "kv_cached", "kv_tail", "last_sample", "last_state", "lost", "priority", "promised",
-        "prompt", "quiet", "quiet_from", "retired", "seq", "stale", "stamp", "started",
+        "prompt", "quiet", "quiet_from", "restored", "retired", "seq", "stale", "stamp", "started",
         "state_cached", "state_columns", "state_tail", "states", "status", "target", "tick0",
     )  # fmt: skip
 
@@ -30,7 +31,7 @@ class Live:
         self.target = prompt + outputs
         self.priority, self.seq, self.stamp = priority, seq, -1
         self.known, self.computed, self.in_flight = prompt, 0, 0
-        self.promised = self.stale = self.lost = 0
+        self.promised = self.stale = self.lost = self.restored = 0
         self.branch = 0
         self.status = "waiting"
         self.last_sample = -2

@@ -36,6 +36,9 @@ class Cache(Protocol):
 
     def end_step(self) -> Traffic: ...
 
+    def stamp_events(self, step: int) -> None:
+        """From here on the ledger's events belong to ``step``."""
+
     def lookup(self, r: Live) -> Hit: ...
 
     def place(self, r: Live, start: int, end: int) -> int: ...
@@ -100,7 +103,7 @@ class Scheduler:
             return
         if not options.async_scheduling and r.known != r.computed:
             return
-        last = min(r.target, options.max_model_len) - 2  # whose commit reads the last token
+        last = min(r.target, options.max_model_len) - 1  # all its tokens are planned by then
         wake = min(self.cache.quiet_until(r.computed, self.after_block), last)
         if wake < r.computed + 2:
             return
@@ -290,70 +293,89 @@ class Scheduler:
         self.busy.append(r)
         plan.admitted.append((r, hit, r.status == "preempted"))
         r.status = "running"
-        r.computed = hit.tokens
+        r.computed = r.restored = hit.tokens
         r.quiet_from = r.known + self.after_prompt
 
     # ---------------------------------------------------------------- from plan to step
     def advance(self, plan: Plan) -> Step:
         """Count the plan's tokens as computed and describe it as a ``Step``."""
-        traffic = self.cache.end_step()
-        step = Step(index=self.index)
-        hits = {r.index: hit.tokens for r, hit, _ in plan.admitted}
-        step.decodes = list(self.quiet)
-        step.decode_context_tokens = self.quiet_context + len(self.quiet) * (self.tick + 1)
+        cache, traffic = self.cache, self.cache.end_step()
+        context = self.quiet_context + len(self.quiet) * (self.tick + 1)
         self.tick += 1
-        flight = Flight(left=1)
+        fresh: list[int] = []
+        step = Step(
+            index=self.index,
+            chunks=[],
+            decodes=list(self.quiet),
+            decode_context_tokens=context,
+            state_copies=traffic.state_copies,
+            kv_copied_tokens=traffic.kv_copied_tokens,
+            admitted=[_admission(r, hit, again) for r, hit, again in plan.admitted]
+            if plan.admitted
+            else (),
+            preempted=[r.index for r in plan.preempted] if plan.preempted else (),
+            fresh=fresh,
+            paused=self._paused(plan),
+            running=len(self.running),
+            waiting=len(self.waiting),
+            used_bytes=cache.used_bytes,
+            cached_bytes=cache.cached_bytes,
+        )
+        flight = Flight(1, {})
         self.flights.append(flight)
         for r, n in plan.scheduled.items():
-            start = r.computed
-            r.computed += n
-            r.in_flight += n
-            samples = r.computed >= r.known + r.promised
-            if samples and self.options.async_scheduling:
-                r.promised += 1
-            flight.busy[r] = (n, samples)
-            self._describe(step, r, start, n, samples, hits, traffic)
-        for r in self.busy:
-            if r.last_sample == self.index - 1 and r not in plan.scheduled and not self._over(r):
-                step.paused.append(r.index)
-        step.admitted = [
-            Admission(r.index, hit.tokens, hit.matched, hit.branch, resumed, hit.event, r.lost)
-            for r, hit, resumed in plan.admitted
-        ]
-        step.preempted = [r.index for r in plan.preempted]
-        step.state_copies = traffic.state_copies
-        step.kv_copied_tokens = traffic.kv_copied_tokens
-        step.running, step.waiting = len(self.running), len(self.waiting)
-        step.used_bytes, step.cached_bytes = self.cache.used_bytes, self.cache.cached_bytes
+            flight.busy[r] = (n, self._compute(step, r, n, traffic, fresh))
         self.index += 1
         return step
+
+    def _paused(self, plan: Plan) -> Sequence[int]:
+        """Requests that sampled in the step before, are not over and have no token now."""
+        before, scheduled = self.index - 1, plan.scheduled
+        if len(scheduled) == len(self.busy):
+            return ()
+        return [
+            r.index
+            for r in self.busy
+            if r.last_sample == before and r not in scheduled and not self._over(r)
+        ]
+
+    def _compute(self, step: Step, r: Live, n: int, traffic: Traffic, fresh: list[int]) -> bool:
+        """Count ``n`` tokens of a busy request and add it to the step; whether it samples."""
+        start = r.computed
+        r.computed += n
+        r.in_flight += n
+        samples = r.computed >= r.known + r.promised
+        if samples:
+            if self.options.async_scheduling:
+                r.promised += 1
+            if r.last_sample != self.index - 1:
+                fresh.append(r.index)
+            r.last_sample = self.index
+        if n == 1 and samples and start >= r.prompt and start != r.restored:
+            step.decodes.append(r.index)
+            step.decode_context_tokens += start + 1
+        else:
+            self._add_chunk(step, r, start, n, samples, traffic)
+        return samples
+
+    def _add_chunk(
+        self, step: Step, r: Live, start: int, n: int, samples: bool, traffic: Traffic
+    ) -> None:
+        step.chunks.append(
+            Chunk(
+                r.index,
+                start,
+                n,
+                samples,
+                restored=start if start == r.restored else 0,
+                slot_copies=int(r.index in traffic.restores),
+                saves=traffic.saves.get(r.index, 0),
+            )
+        )
 
     def _over(self, r: Live) -> bool:
         """All tokens of ``r`` are on their way."""
         return r.known + r.promised >= min(r.target, self.options.max_model_len)
-
-    def _describe(
-        self,
-        step: Step,
-        r: Live,
-        start: int,
-        n: int,
-        samples: bool,
-        hits: dict[int, int],
-        traffic: Traffic,
-    ) -> None:
-        if samples:
-            if r.last_sample != self.index - 1:
-                step.fresh.append(r.index)
-            r.last_sample = self.index
-        if n == 1 and samples and start >= r.prompt and r.index not in hits:
-            step.decodes.append(r.index)
-            step.decode_context_tokens += start + 1
-            return
-        chunk = Chunk(r.index, start, n, samples, restored=hits.get(r.index, 0))
-        chunk.slot_copies = int(r.index in traffic.restores)
-        chunk.saves = traffic.saves.get(r.index, 0)
-        step.chunks.append(chunk)
 
     def settle(self, step: Step) -> None:
         """After ``advance``: calm what can be, and say how long the step may repeat."""
@@ -372,18 +394,24 @@ class Scheduler:
         self.tick += count - 1
         self.index += count - 1
         self.flights[-1].left = count
+        self.cache.stamp_events(self.index - 1)
 
     # ---------------------------------------------------------------- reading back
     def commit(self, count: int) -> Sequence[Live]:
         """Read ``count`` repetitions of the oldest step; the requests that finished."""
         flight = self.flights[0]
+        if count == flight.left and len(self.flights) == 1:
+            self.commits += count - 1
+            flight.left = count = 1
+            self._rouse_due()  # whose last token this is: no plan comes before it is read
         flight.left -= count
         self.commits += count
         if flight.left:
             return ()
         self.flights.popleft()
         finished = []
-        for r in sorted(flight.busy, key=_stamp):
+        busy = sorted(flight.busy, key=_stamp) if len(flight.busy) > 1 else list(flight.busy)
+        for r in busy:
             n, samples = flight.busy[r]
             if self._read(r, n, samples):
                 finished.append(r)
@@ -420,3 +448,7 @@ class Scheduler:
 
 def _stamp(r: Live) -> int:
     return r.stamp
+
+
+def _admission(r: Live, hit: Hit, resumed: bool) -> Admission:
+    return Admission(r.index, hit.tokens, hit.matched, hit.branch, resumed, hit.event, r.lost)
