@@ -18,6 +18,34 @@ STEP_COLUMNS = (
 )  # fmt: skip
 
 
+class Hits:
+    """Lookups at first admission alone, for a serial pass without a clock. A ``Recorder``."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.hit_tokens = [0] * len(trace)
+        self.matched_tokens = [0] * len(trace)
+        self.reasons: dict[int, str] = {}
+
+    def arrived(self, request: int, now_ns: int) -> None:
+        """Nothing to keep."""
+
+    def rejected(self, request: int, reason: str, now_ns: int) -> None:
+        """The request can never be served."""
+        self.reasons[request] = reason
+
+    def planned(self, step: Step, now_ns: int) -> None:
+        """What each first lookup reused and matched."""
+        for a in step.admitted:
+            if not a.resumed:
+                self.hit_tokens[a.request] = a.hit
+                self.matched_tokens[a.request] = a.matched
+
+    def done(
+        self, step: Step, start_ns: int, finish_ns: NDArray[np.int64], finished: Sequence[int]
+    ) -> None:
+        """Nothing to keep."""
+
+
 class Records:
     """Implements ``sim.recorder.Recorder``. Times are nanoseconds, -1 where it never happened."""
 

@@ -7,8 +7,14 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from sim.records import NEVER, STEP_COLUMNS, Records
+from sim.loop import serial
+from sim.policies import load
+from sim.records import NEVER, STEP_COLUMNS, Hits, Records
 from sim.step import Admission, Chunk, Step
+from sim.vllm.case_geometry import geometry_of_case
+from sim.vllm.engine import VllmEngine
+from sim.vllm.options import VllmOptions
+from traces.identity import identify
 from traces.trace import Request, Run, from_requests
 
 
@@ -137,3 +143,18 @@ def test_a_rejected_request_keeps_its_reason() -> None:
     found.rejected(1, "too long", 9)
     row = found.requests().loc[1]
     assert (row.rejected, row.arrived_ns, row.admitted_ns) == ("too long", 9, NEVER)
+
+
+def test_hits_alone_are_those_of_the_full_records() -> None:
+    trace = from_requests(
+        Request(str(i), (Run(0, 70), Run((i + 1) << 32, 9)), 5, arrival_ns=i) for i in range(3)
+    )
+    seen = []
+    for recorder in (Hits(trace), Records(trace)):
+        policy = load("semantic-only")
+        sizes = geometry_of_case({"layers": "M*", "block_size": 16, "num_blocks": 99}, "0.33")
+        options = VllmOptions(async_scheduling=False, max_model_len=90)
+        serial(VllmEngine(trace, identify(trace), sizes, policy, options), trace, recorder)
+        seen.append((recorder.hit_tokens, recorder.matched_tokens, recorder.reasons))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == [0, 64, 64]

@@ -3,7 +3,8 @@
     python tools/bench.py [--trace TRACE] [--runs N] [--json FILE]
 
 Without --trace it uses ../shared/traces where that exists, else generated chat. Replay runs from
-the first event to the last record in memory; imports and loading stand beside it.
+the first event to the last record in memory; imports and loading stand beside it, and how many
+events SimPy's bare loop gives, since machines and hours differ.
 """
 
 import argparse
@@ -27,7 +28,7 @@ def measure(trace_path: str | None, policy: str) -> dict[str, float]:
     from sim.cost.modelled import ModelledBackend
     from sim.ledger import Ledger
     from sim.loop import replay, serial
-    from sim.records import Records
+    from sim.records import Hits, Records
     from sim.vllm.engine import VllmEngine
 
     out = {"imports_s": time.process_time() - START}
@@ -50,7 +51,7 @@ def measure(trace_path: str | None, policy: str) -> dict[str, float]:
     engine = VllmEngine(trace, prefixes, geometry, _policy(policy), options(sync, "vllm-0.33"),
                         Ledger(on=False))  # fmt: skip
     begin = time.process_time()
-    serial(engine, trace, Records(trace))
+    serial(engine, trace, Hits(trace))
     out["hits_only_s"] = time.process_time() - begin
     backend = ModelledBackend(model, devices.load("h200"))
     records = Records(trace)
@@ -58,10 +59,26 @@ def measure(trace_path: str | None, policy: str) -> dict[str, float]:
     begin = time.process_time()
     replay(timed, trace, backend, records, host_ns=backend.host_ns)
     out["replay_s"] = time.process_time() - begin
+    out["simpy_events_per_s"] = simpy_events_per_s()
     out["requests"] = len(trace)
     out["steps"] = sum(row[1] for row in records.steps)
     out["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return out
+
+
+def simpy_events_per_s(count: int = 300_000) -> float:
+    """SimPy's bare loop on this machine now: what nothing built on it can pass."""
+    import simpy
+
+    def tick(env: simpy.Environment):  # type: ignore[no-untyped-def]
+        for _ in range(count):
+            yield env.timeout(1)
+
+    env = simpy.Environment()
+    env.process(tick(env))
+    begin = time.process_time()
+    env.run()
+    return count / (time.process_time() - begin)
 
 
 def _policy(name: str):  # type: ignore[no-untyped-def]
@@ -92,11 +109,11 @@ def main() -> None:
           f"median of {args.runs} processes")  # fmt: skip
     for key in rows[0]:
         values = [row[key] for row in rows]
-        print(f"{key:>14} {statistics.median(values):12,.2f}   "
+        print(f"{key:>18} {statistics.median(values):12,.2f}   "
               f"({min(values):,.2f} to {max(values):,.2f})")  # fmt: skip
     for key in ("replay_s", "hits_only_s"):
         rate = rows[0]["requests"] / statistics.median(r[key] for r in rows)
-        print(f"{key.removesuffix('_s'):>14} {rate:12,.0f} requests per CPU-second")
+        print(f"{key.removesuffix('_s'):>18} {rate:12,.0f} requests per CPU-second")
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))
 
