@@ -6,9 +6,9 @@ import numpy as np
 
 from sim.ledger import Action, Kind, Ledger
 from sim.policy import Policy
+from sim.vllm.cache_seam import Traffic
 from sim.vllm.hit import Hit
 from sim.vllm.request import Live
-from sim.vllm.traffic import Traffic
 from traces.coverage import Coverage
 from traces.identity import Prefixes
 

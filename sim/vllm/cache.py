@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sim.ledger import Ledger
 from sim.policy import Limits, Memory, Policy, Prefill
+from sim.vllm.cache_seam import Traffic
 from sim.vllm.events import CacheEvents
 from sim.vllm.geometry_types import Geometry
 from sim.vllm.hit import Hit
@@ -20,7 +21,6 @@ from sim.vllm.request import Live
 from sim.vllm.rounding import ceil_div
 from sim.vllm.shape import shape_of
 from sim.vllm.state_take import StateTake
-from sim.vllm.traffic import Traffic
 
 
 class VllmCache:

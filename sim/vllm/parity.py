@@ -18,7 +18,7 @@ from sim.step import Step
 from sim.vllm.case_geometry import DEFAULTS, geometry_of_case, recorded_form
 from sim.vllm.engine import VllmEngine
 from sim.vllm.options import VllmOptions
-from sim.vllm.scheduler import Plan
+from sim.vllm.planned import Plan
 from traces.identity import identify
 from traces.trace import Request, Run, Trace, from_requests
 

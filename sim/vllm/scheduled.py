@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from sim.ledger import Ledger
 from sim.policy import Policy
 from sim.step import Step
+from sim.vllm.cache_seam import Cache
 from sim.vllm.options import VllmOptions
+from sim.vllm.planned import Plan
 from sim.vllm.request import Live
-from sim.vllm.scheduler import Cache, Plan, Scheduler
+from sim.vllm.scheduler import Scheduler
 from traces.trace import Trace
 
 

@@ -13,64 +13,13 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
-from sim.step import Admission, Chunk, Step
+from sim.step import Chunk, Step
+from sim.vllm.cache_seam import Cache, Traffic
 from sim.vllm.hit import Hit
 from sim.vllm.options import VllmOptions
+from sim.vllm.planned import Flight, Plan, admission
 from sim.vllm.request import Live
-from sim.vllm.traffic import Traffic
-
-
-class Cache(Protocol):
-    """What the scheduler asks of a cache manager."""
-
-    @property
-    def used_bytes(self) -> int: ...
-
-    @property
-    def cached_bytes(self) -> int: ...
-
-    def begin_step(self, step: int) -> None: ...
-
-    def end_step(self) -> Traffic: ...
-
-    def stamp_events(self, step: int) -> None:
-        """From here on the ledger's events belong to ``step``."""
-
-    def lookup(self, r: Live) -> Hit: ...
-
-    def place(self, r: Live, start: int, end: int) -> int: ...
-
-    def allocate(
-        self, r: Live, n: int, hit: Hit | None, *, whole: bool = False, crowded: bool = True
-    ) -> bool: ...
-
-    def read_back(self, r: Live) -> None: ...
-
-    def free(self, r: Live) -> None: ...
-
-    def quiet_until(self, computed: int, margin: int) -> int:
-        """The first count of computed tokens at which a decode would touch the pool again, and
-        ``computed`` while effects of the last time are less than ``margin`` tokens old."""
-
-
-@dataclass(slots=True)
-class Flight:
-    """A planned step that has not been read back: tokens and sampling of the busy requests."""
-
-    left: int
-    busy: dict[Live, tuple[int, bool]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Plan:
-    """What one schedule call decided, before it becomes a ``Step``."""
-
-    scheduled: dict[Live, int] = field(default_factory=dict)
-    admitted: list[tuple[Live, Hit, bool]] = field(default_factory=list)
-    preempted: list[Live] = field(default_factory=list)
 
 
 class Scheduler:
@@ -310,7 +259,7 @@ class Scheduler:
             decode_context_tokens=context,
             state_copies=traffic.state_copies,
             kv_copied_tokens=traffic.kv_copied_tokens,
-            admitted=[_admission(r, hit, again) for r, hit, again in plan.admitted]
+            admitted=[admission(r, hit, again) for r, hit, again in plan.admitted]
             if plan.admitted
             else (),
             preempted=[r.index for r in plan.preempted] if plan.preempted else (),
@@ -448,7 +397,3 @@ class Scheduler:
 
 def _stamp(r: Live) -> int:
     return r.stamp
-
-
-def _admission(r: Live, hit: Hit, resumed: bool) -> Admission:
-    return Admission(r.index, hit.tokens, hit.matched, hit.branch, resumed, hit.event, r.lost)
