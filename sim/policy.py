@@ -53,6 +53,9 @@ class Limits:
     the prompt that can be a key with a chunk end there, 0 for none. ``budget_tokens``: the most
     that one chunk may ever be (a setting, not what is left of it). ``last_block``: the last block
     boundary that a later request could hit.
+
+    SGLang exports at most one state from a chunk: at ``tail``, the last grid position of the
+    chunk, or at ``inner``, the branch point if it can be reached; then ``last_block`` is 0.
     """
 
     block_tokens: int
@@ -68,7 +71,8 @@ class State:
     """A state that exists at ``position`` of ``request`` and could be published.
 
     ``replay`` and ``branch``: the engine's key positions (the last cacheable position of the
-    prompt, the branch point), already rounded as the engine rounds them; 0 for none.
+    prompt, the branch point), already rounded as the engine rounds them; 0 for none. ``pinned``:
+    the engine refuses to drop it now (in use, at a fork, a leaf of the tree, or just created).
     """
 
     request: int
@@ -76,6 +80,7 @@ class State:
     block_tokens: int
     replay: int
     branch: int
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,3 +99,9 @@ def checked_interval(interval: int | None) -> None:
             f"retention_interval is {interval}; allowed are null (every block boundary), 0 (replay "
             "boundary and branch points only) and multiples of the block; the nearest is 0"
         )
+
+
+def one_state(limits: Limits) -> tuple[int, ...]:
+    """The one state that SGLang exports from a chunk: the branch point if it can be reached, else
+    the last grid position. Source: specs/sglang-0.5.23, section 4a."""
+    return (limits.inner or limits.tail,)
