@@ -11,7 +11,8 @@ class Rules:
 
     ``cascade``: losing the last state of a leaf deletes the leaf, and state-less parents left
     without children with it. ``refresh_duplicate``: an insert that meets a state makes it most
-    recent. ``lock_tombstones``: a lock counts on a node without a state too.
+    recent. ``split_refreshes``: the lower part of a split edge takes its state to the most recent
+    place. ``lock_tombstones``: a lock counts on a node without a state too.
     ``hint_beyond_hit``: a branching length is only reported above the hit. ``match_again``: a
     running request's insert is followed by a lookup of the same key. ``insert_empty``: a finish
     without a tracked state still inserts its empty key. ``headroom``: states evicted ahead per
@@ -27,6 +28,7 @@ class Rules:
 
     cascade: bool = False
     refresh_duplicate: bool = True
+    split_refreshes: bool = False
     lock_tombstones: bool = True
     hint_beyond_hit: bool = True
     match_again: bool = False
@@ -40,6 +42,7 @@ class Rules:
 
 UNIFIED_23 = Rules()
 UNIFIED_18 = Rules(
+    split_refreshes=True,
     lock_tombstones=False,
     match_again=True,
     insert_empty=True,

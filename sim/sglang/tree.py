@@ -127,6 +127,8 @@ class Tree:
         child.parent, child.key = upper, child.content.id(at + self.page)
         upper.children[child.key] = child
         child.stamp = self._tick()
+        if child.state and self.rules.split_refreshes:
+            self.states.move_to_end(child)
         return upper
 
     # ---------------------------------------------------------------- insert
