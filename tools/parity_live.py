@@ -1,11 +1,13 @@
-"""Compare the simulator with vLLM's real code on random cases, recorded while you wait.
+"""Compare the simulator with vLLM's and SGLang's real code on random cases, recorded meanwhile.
 
-    python tools/parity_live.py --driver DRIVER.py --python ENV/bin/python \\
-        --wheel-dir UNPACKED_0_33 --wheel-dir UNPACKED_0_28 --seed 0 --count 1000 --async 0.3
+    python tools/parity_live.py --seed 0 --count 1000 --async 0.3 [--engine vllm|sglang] \\
+        --driver DRIVER.py --python ENV/bin/python --wheel-dir UNPACKED_0_33 \\
+        --sglang-drivers FOLDER --sglang-python ENV/bin/python --sglang-wheel-dir UNPACKED_0_5_23
 
-The driver runs vLLM's scheduler and cache manager on a CPU, in an environment of its own
-(docs/parity.md says how to set it up); each wheel gets processes of its own.  `--count` cases per
-wheel are recorded, the `--async` share of them asynchronous: seeds `--seed` and up of each kind.
+The drivers run each engine's scheduler and cache on a CPU, in environments of their own
+(docs/parity.md says how to set them up); each wheel gets processes of its own.  `--count` cases
+per wheel are recorded, the `--async` share of them asynchronous (vLLM) or concurrent (SGLang):
+seeds `--seed` and up of each kind.  Without `--engine` every engine with a wheel takes part.
 One line per difference, a line per wheel and kind, a total.  Exit status: 0 when all agree, 1 on a
 difference, 2 when a recording process failed or nothing was compared.
 """
@@ -13,37 +15,34 @@ difference, 2 when a recording process failed or nothing was compared.
 import argparse
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).resolve().parent
-Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from parity_sources import Row, Source, sglang_sources, vllm_sources
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Seeds [first, first + count) of one kind, to record with one unpacked wheel."""
+    """Seeds [first, first + count) of one kind, to record with one source."""
 
-    wheel: str
-    asynchronous: bool
+    source: Source
+    kind: str
     first: int
     count: int
 
     @property
     def label(self) -> str:
         """What a report line calls the slice's wheel and kind."""
-        return f"{Path(self.wheel).name} {'async' if self.asynchronous else 'sync'}"
+        return f"{self.source.engine} {self.source.version} {self.kind}"
 
 
 @dataclass
 class Tally:
-    """What a slice came to: cases compared, cases that differ, cases where vLLM raised."""
+    """What a slice came to: cases compared, cases that differ, cases where the engine raised."""
 
     compared: int = 0
     differ: int = 0
@@ -57,113 +56,130 @@ class Tally:
         self.skipped += other.skipped
         self.failures += other.failures
 
+    def line(self, label: str) -> str:
+        """The report line."""
+        return f"{label}: {self.compared} compared, {self.differ} differ, {self.skipped} skipped"
+
 
 def slices(args: argparse.Namespace) -> list[Slice]:
-    """Cut the seeds of every wheel and kind into one part per job."""
+    """Cut the seeds of every source and kind into one part per job."""
     some = round(args.count * args.asynchronous)
     out = []
-    for wheel in args.wheel_dir:
-        for asynchronous, count in ((False, args.count - some), (True, some)):
+    for source in args.sources:
+        for kind, count in zip(source.kinds, (args.count - some, some), strict=True):
             edges = [args.seed + count * i // args.jobs for i in range(args.jobs + 1)]
-            out += [Slice(wheel, asynchronous, a, b - a) for a, b in pairwise(edges) if b > a]
+            out += [Slice(source, kind, a, b - a) for a, b in pairwise(edges) if b > a]
     return out
 
 
-def recorded(part: Slice, args: argparse.Namespace, tally: Tally) -> Iterator[dict[str, Any]]:
-    """Yield the rows that the recording process prints; a failure of it lands in the tally."""
-    command = [args.python, str(HERE / "record_vllm.py"), "--driver", args.driver]
-    command += ["--first", str(part.first), "--count", str(part.count)]
-    command += ["--asynchronous"] if part.asynchronous else []
-    env = {**os.environ, "ORACLE_VLLM_PATH": part.wheel}
-    rows = 0
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as p:
-        assert p.stdout is not None
-        for line in p.stdout:
-            rows += 1
-            yield json.loads(line)
-    if p.returncode or rows != part.count:
-        tally.failures.append(
-            f"{part.label}: recording ended with status {p.returncode} after {rows} of "
-            f"{part.count} cases from seed {part.first}"
-        )
-
-
-def check(part: Slice, args: argparse.Namespace, compare: Compare) -> Tally:
-    """Record and compare one slice."""
+def check(part: Slice, folder: str | None) -> Tally:
+    """Record and compare one slice; cases that differ are written to the folder, if any."""
     tally = Tally()
-    for row in recorded(part, args, tally):
-        if "error" in row:
-            tally.skipped += 1
-            continue
-        tally.compared += 1
-        differences = differences_of(row, compare)
-        tally.differ += bool(differences)
-        for text in differences:
-            print(f"{row['case']['name']}: {text}", flush=True)
-        if differences and args.keep:
-            keep(row, Path(args.keep))
+    try:
+        for row in part.source.rows(part.kind, part.first, part.count):
+            check_row(part.source, row, tally, folder)
+    except RuntimeError as error:
+        tally.failures.append(f"{part.label}: {error}")
     return tally
 
 
-def differences_of(row: dict[str, Any], compare: Compare) -> list[str]:
+def check_row(source: Source, row: Row, tally: Tally, folder: str | None) -> None:
+    """Compare one recorded row and add it to the tally."""
+    if "error" in row:
+        tally.skipped += 1
+        return
+    tally.compared += 1
+    differences = differences_of(source, row)
+    tally.differ += bool(differences)
+    for text in differences:
+        print(f"{row['case']['name']}: {text}", flush=True)
+    if differences and folder:
+        keep(row, Path(folder))
+
+
+def differences_of(source: Source, row: Row) -> list[str]:
     """Compare one case; where the simulator raises, that is the difference."""
     try:
-        return compare(row["case"], row["result"])
+        return source.compare()(row)
     except Exception as error:
         return [f"the simulator raised {type(error).__name__}: {error}"]
 
 
-def keep(row: dict[str, Any], folder: Path) -> None:
+def keep(row: Row, folder: Path) -> None:
     """Write a case that differs, in the format that `prefixlab parity` reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"case": row["case"], "result": row["result"]}, separators=(",", ":"))
+    kept = {k: v for k, v in row.items() if k != "seed"}
+    text = json.dumps(kept, separators=(",", ":"))
     (folder / f"{row['case']['name']}.json").write_text(text)
 
 
-def arguments() -> argparse.Namespace:
-    """Parse the command line; the environment gives defaults for paths."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line; the environment gives defaults for paths."""
+    out = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     env = os.environ
-    parser.add_argument("--driver", default=env.get("ORACLE_VLLM_DRIVER"), help="the driver's file")
-    parser.add_argument("--python", default=env.get("ORACLE_VLLM_PYTHON", sys.executable))
-    parser.add_argument("--wheel-dir", action="append", help="unpacked wheel; may be repeated")
-    parser.add_argument("--seed", type=int, default=0, help="first seed")
-    parser.add_argument("--count", type=int, default=200, help="cases per wheel")
-    parser.add_argument("--async", dest="asynchronous", type=float, default=0.25, metavar="SHARE")
-    parser.add_argument("--jobs", type=int, default=1, help="recording processes at a time")
-    parser.add_argument("--keep", help="folder for the cases that differ")
-    args = parser.parse_args()
-    args.wheel_dir = args.wheel_dir or env.get("ORACLE_VLLM_PATH", "").split(os.pathsep)
-    if not args.driver or not all(args.wheel_dir):
-        parser.error("give --driver (or ORACLE_VLLM_DRIVER) and --wheel-dir (or ORACLE_VLLM_PATH)")
-    for path in (args.driver, *args.wheel_dir):
-        if not Path(path).exists():
-            parser.error(f"{path} does not exist")
+    out.add_argument("--engine", choices=["vllm", "sglang"], help="this engine only")
+    out.add_argument("--driver", default=env.get("ORACLE_VLLM_DRIVER"), help="vLLM's driver")
+    out.add_argument("--python", default=env.get("ORACLE_VLLM_PYTHON", sys.executable))
+    out.add_argument("--wheel-dir", action="append", help="unpacked vLLM wheel; may be repeated")
+    out.add_argument(
+        "--sglang-drivers",
+        default=env.get("ORACLE_SGLANG_DRIVERS"),
+        help="folder with sglang-VERSION/oracle_sglang.py",
+    )
+    out.add_argument("--sglang-python", default=env.get("ORACLE_SGLANG_PYTHON", sys.executable))
+    out.add_argument(
+        "--sglang-wheel-dir", action="append", help="unpacked SGLang wheel; may be repeated"
+    )
+    out.add_argument("--seed", type=int, default=0, help="first seed")
+    out.add_argument("--count", type=int, default=200, help="cases per wheel")
+    out.add_argument("--async", dest="asynchronous", type=float, default=0.25, metavar="SHARE")
+    out.add_argument("--jobs", type=int, default=1, help="recording processes at a time")
+    out.add_argument("--keep", help="folder for the cases that differ")
+    return out
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line and check that every path is there."""
+    line = parser()
+    args = line.parse_args()
+    args.wheel_dir = args.wheel_dir or _paths("ORACLE_VLLM_PATH")
+    args.sglang_wheel_dir = args.sglang_wheel_dir or _paths("ORACLE_SGLANG_PATH")
+    sources = vllm_sources(args) + sglang_sources(args)
+    args.sources = [s for s in sources if args.engine in (None, s.engine)]
+    if not args.sources:
+        line.error("give --wheel-dir (or ORACLE_VLLM_PATH) or --sglang-wheel-dir "
+                   "(or ORACLE_SGLANG_PATH)")  # fmt: skip
+    for source in args.sources:
+        if not source.version:
+            line.error(f"{source.wheel}: no {source.engine}-VERSION.dist-info; unpack a wheel")
+        if not Path(source.driver).is_file():
+            line.error(f"{source.driver or 'no driver given'}: no such driver of {source.engine}")
     if not 0 <= args.asynchronous <= 1 or args.jobs < 1 or args.count < 1:
-        parser.error("--async is a share from 0 to 1; --jobs and --count are at least 1")
+        line.error("--async is a share from 0 to 1; --jobs and --count are at least 1")
     return args
+
+
+def _paths(name: str) -> list[str]:
+    return [p for p in os.environ.get(name, "").split(os.pathsep) if p]
 
 
 def main() -> int:
     """Check every slice and print the totals."""
     args = arguments()
-    sys.path.insert(0, str(HERE.parent))
-    from sim.vllm.parity import compare
-
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     totals: dict[str, Tally] = {}
     parts = slices(args)
     with ThreadPoolExecutor(args.jobs) as pool:
-        for part, tally in zip(
-            parts, pool.map(lambda p: check(p, args, compare), parts), strict=True
-        ):
+        tallies = pool.map(lambda part: check(part, args.keep), parts)
+        for part, tally in zip(parts, tallies, strict=True):
             totals.setdefault(part.label, Tally()).add(tally)
     total = Tally()
     for label, tally in totals.items():
-        print(f"{label}: {tally.compared} compared, {tally.differ} differ, {tally.skipped} skipped")
+        print(tally.line(label))
         total.add(tally)
-    print(f"total: {total.compared} compared, {total.differ} differ, {total.skipped} skipped")
+    print(total.line("total"))
     if not total.compared:
         total.failures.append("nothing was compared")
     for failure in total.failures:
