@@ -55,6 +55,7 @@ class Step:
     over ``decodes``) grows by ``len(decodes)`` a repetition. A step with ``repeat > 1`` has no
     chunks. ``fresh`` are requests that sample now and did not in the step before (their first
     token, or one after a pause); ``paused`` those that did and now do not, though unfinished.
+    ``copies_at`` counts states copied in single repetitions after the first.
     """
 
     index: int
@@ -72,6 +73,7 @@ class Step:
     waiting: int = 0
     used_bytes: int = 0
     cached_bytes: int = 0
+    copies_at: dict[int, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -91,8 +93,11 @@ class Step:
             preempted=[],
             fresh=[],
             paused=[],
+            copies_at={i - head: n for i, n in self.copies_at.items() if i > head},
         )
-        return replace(self, repeat=head), tail
+        tail.state_copies = self.copies_at.get(head, 0)
+        first = {i: n for i, n in self.copies_at.items() if i < head}
+        return replace(self, repeat=head, copies_at=first), tail
 
 
 @dataclass(slots=True)

@@ -66,6 +66,12 @@ class ModelledBackend:
         contexts = context + batch * np.arange(step.repeat, dtype=np.float64)
         durations = np.rint((every + self._many_s(contexts, batch)) * 1e9).astype(np.int64)
         durations[0] = first
+        for i, copies in step.copies_at.items():
+            if i >= step.repeat:
+                continue
+            moved = self._seconds(layers.copy_terms(self.shape, copies, 0, 0), self._eager_s)
+            attention = self._decode_attention_s(context + batch * i, batch)
+            durations[i] = round((every + attention + moved) * 1e9)
         return StepResult(durations)
 
     def breakdown(self, step: Step) -> dict[str, float]:

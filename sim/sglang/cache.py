@@ -5,7 +5,7 @@ Sources: specs/sglang-0.5.23, sections 3 to 8 and 10; specs/sglang-0.5.18, secti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sim.ledger import Action, Cause, Kind, Ledger
 from sim.policy import Memory, Policy, State
@@ -57,6 +57,7 @@ class SglangCache:
 
         Changes the tree (splits, recency) and may evict a state.
         """
+        r.event = len(self.ledger)
         best = self.match_and_split(r, max(0, r.fill - 1))
         r.branch = self._hint(r.matched, best, r.deepest)
         r.protected = r.prefix
@@ -276,7 +277,7 @@ class SglangCache:
             self._take_int8()
         exists, already = True, 0
         if length or self.rules.insert_empty:
-            node, already, exists = self._insert(r, length)
+            _, already, exists = self._insert(r, length)
             outcome = "none" if not length else "dup" if exists else "stored"
             self._note(r, length, already, outcome, "finish", committed)
             if length:
@@ -301,6 +302,27 @@ class SglangCache:
         if r.lock is not None:
             self.tree.unlock(r.lock)
             r.lock = None
+
+    @property
+    def states_held(self) -> int:
+        """Active slots that are taken, by requests and by the tree."""
+        return self.options.mamba_slots - self.slots.free
+
+    def check(self, live: Iterable[tuple[Live, int]]) -> None:
+        """Every token and slot is free, in the tree, or held by one of the ``live`` requests."""
+        self.tree.check()
+        private = slots = 0
+        for r, committed in live:
+            private += pages(committed, self.page) - r.protected // self.page
+            slots += r.has_slot + r.slots + r.spare
+        total = self.options.kv_tokens // self.page * self.page
+        there = self.kv_free + self.tree.kv_tokens + private * self.page
+        assert there == total, f"{there} tokens of KV accounted for, the pool has {total}"
+        cached = len(self.tree.states)
+        slots += self.slots.free + self.slots.group + (cached if self.int8 is None else 0)
+        assert slots == self.options.mamba_slots, f"{slots} slots accounted for"
+        if self.int8 is not None:
+            assert self.int8.free + cached == (self.options.int8_slots or 0)
 
     def _note(
         self, r: Live, length: int, already: int, outcome: str, kind: str, up_to: int

@@ -8,7 +8,7 @@ from traces.identity import Prefixes
 
 
 class Content:
-    """Extents of a request: prefixes up to ``ends[k]`` tokens have the id ``length + deltas[k]``."""
+    """Extents of a request: prefixes up to ``ends[k]`` have the id length + ``deltas[k]``."""
 
     __slots__ = ("deltas", "ends")
 
@@ -20,7 +20,7 @@ class Content:
         return length + self.deltas[bisect_left(self.ends, length)]
 
     def common(self, other: Content, low: int, high: int) -> int:
-        """The longest prefix shared with ``other``, known to be ``low`` or more, at most ``high``."""
+        """Length of the prefix shared with ``other``, known to be ``low`` or more, to ``high``."""
         i, j = bisect_left(self.ends, low + 1), bisect_left(other.ends, low + 1)
         shared = low
         while shared < high and self.deltas[i] == other.deltas[j]:

@@ -34,7 +34,9 @@ class SglangOptions:
             object.__setattr__(self, "overlap", self.strategy != "no_buffer")
         if self.int8 and self.int8_slots is None:
             object.__setattr__(self, "int8_slots", 2 * self.mamba_slots)
-        object.__setattr__(self, "max_running", min(self.max_running, self.mamba_slots // self.ratio))
+        object.__setattr__(
+            self, "max_running", min(self.max_running, self.mamba_slots // self.ratio)
+        )
 
     @property
     def chunk(self):
@@ -46,13 +48,25 @@ class SglangOptions:
 
     @property
     def track_grid(self):
-        return lcm(self.grid, self.track_interval) if self.version == "0.5.23" else self.track_interval
+        return (
+            lcm(self.grid, self.track_interval) if self.version == "0.5.23" else self.track_interval
+        )
 
     @property
     def ratio(self):
         skip = self.skip_decode_lock
-        return 3 - skip + {"no_buffer": int(skip), "extra_buffer_lazy": 1, "extra_buffer": 2 if self.overlap else 1}[self.strategy]
+        return (
+            3
+            - skip
+            + {
+                "no_buffer": int(skip),
+                "extra_buffer_lazy": 1,
+                "extra_buffer": 2 if self.overlap else 1,
+            }[self.strategy]
+        )
 
     @property
     def tracking_slots(self):
-        return {"no_buffer": 0, "extra_buffer_lazy": 1, "extra_buffer": 2 if self.overlap else 1}[self.strategy]
+        return {"no_buffer": 0, "extra_buffer_lazy": 1, "extra_buffer": 2 if self.overlap else 1}[
+            self.strategy
+        ]

@@ -27,7 +27,7 @@ PATIENCE = 4
 
 
 def compare(case: dict[str, Any], oracle: dict[str, Any], version: str) -> list[str]:
-    """Differences between the recording and the simulator, the first of each kind; empty if none."""
+    """Differences between the recording and the simulator, request by request; empty if none."""
     return list(_differences(oracle, Replay(case, version).run()))
 
 

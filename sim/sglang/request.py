@@ -20,10 +20,10 @@ class Live:
     """
 
     __slots__ = (
-        "aborted", "base", "branch", "content", "deepest", "end", "finished", "has_slot", "hit",
+        "aborted", "base", "branch", "content", "deepest", "end", "event", "finished", "has_slot",
         "index", "joined", "lock", "lost", "matched", "middle", "node", "order", "out", "prefix",
         "prompt", "protected", "restoring", "resumed", "retracted", "row", "slots", "spare",
-        "swapped", "target", "track", "void",
+        "swapped", "target", "track",
     )  # fmt: skip
 
     def __init__(self, index: int, prompt: int, outputs: int, content: Content, root: Node):
@@ -36,10 +36,10 @@ class Live:
     def forget(self, root: Node) -> None:
         """Nothing is computed and nothing held; the outputs stay."""
         self.base = self.joined = self.prefix = self.end = self.protected = 0
-        self.hit = self.matched = self.middle = self.slots = 0
+        self.matched = self.middle = self.slots = self.event = 0
         self.branch: int | None = None
         self.node, self.lock = root, None
-        self.has_slot = self.row = self.restoring = self.spare = self.swapped = self.void = False
+        self.has_slot = self.row = self.restoring = self.spare = self.swapped = False
         self.deepest = root
         self.track: int | None = None
 

@@ -113,6 +113,25 @@ class Running:
             heappop(exits)
         return exits[0][0] if exits else self.planned
 
+    def crossings(self, after: int, count: int) -> int:
+        """Pages begun in the ``count`` decode steps after step ``after``."""
+        whole, rest = divmod(count, self.page)
+        first = after + 1 + whole * self.page
+        return whole * len(self) + sum(self.crossing(first + i) for i in range(rest))
+
+    def next_tracked(self) -> int:
+        """Decode steps until the next one after which somebody is tracked, 1 or more."""
+        now = self.planned
+        ahead = ((i - now - 1) % self.track + 1 for i, group in self.tracks.items() if group)
+        return min(ahead, default=self.track)
+
+    def unread_end(self) -> bool:
+        """Whether a planned step before the last one computes a last token that was not read."""
+        due = self.due
+        while due and (due[0][1] != due[0][2].order or due[0][2].finished):
+            heappop(due)
+        return bool(due) and due[0][0] < self.planned
+
     def indices(self) -> list[int]:
         """Trace indices of all, in order; do not change the list."""
         if self.members is None:

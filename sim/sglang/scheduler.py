@@ -30,6 +30,7 @@ class Batch:
     admitted: list[Live] = field(default_factory=list)
     retracted: list[Live] = field(default_factory=list)
     first: Live | None = None
+    repeat: int = 1
 
 
 class Scheduler:
@@ -247,11 +248,50 @@ class Scheduler:
         r.forget(self.cache.tree.root)
         r.order, r.retracted, r.resumed = 0, True, True
 
+    # ---------------------------------------------------------------- leaping
+    def most_repeats(self) -> int:
+        """How many decode steps like the last planned one come before anything else changes.
+
+        It may end with a last token, and comes before an eviction, a lookup, a lazy snapshot and
+        the reading of a prefill or of somebody's last token.
+        """
+        running, cache = self.running, self.cache
+        batch = self.flights[-1]
+        if batch.requests is not None or batch.retracted or self.cut is not None:
+            return 1
+        if self.waiting.queue and not running.full:
+            return 1
+        if running.unread_end() or any(f.requests is not None for f in self.flights):
+            return 1
+        now, page, count = running.planned, self.options.page_size, len(running)
+        most = running.next_last() - now + 1
+        if cache.lazy:
+            most = min(most, 1 if running.tracked(now) else running.next_tracked())
+        if page == 1:
+            room = cache.kv_free // count
+        else:
+            room = (cache.kv_free // (count * page) - 1) * page
+        return max(1, min(most, room + 1))
+
+    def repeat(self, count: int) -> None:
+        """The last planned decode step is taken ``count`` times."""
+        more, running = count - 1, self.running
+        self.cache.kv_free -= running.crossings(running.planned, more) * self.options.page_size
+        running.planned += more
+        self.ratio.decay_steps(more)
+        self.flights[-1].repeat = count
+
     # ---------------------------------------------------------------- reading
-    def read(self) -> list[Live]:
-        """Take in the outputs of the oldest batch: the requests that finished, in order."""
-        batch = self.flights.popleft()
-        done = self._read_decode() if batch.requests is None else self._read_prefill(batch.requests)
+    def read(self, count: int = 1) -> list[Live]:
+        """Take in ``count`` steps of the oldest batch: the requests that finished, in order."""
+        batch = self.flights[0]
+        batch.repeat -= count
+        if not batch.repeat:
+            self.flights.popleft()
+        if batch.requests is None:
+            done = self._read_decode(count)
+        else:
+            done = self._read_prefill(batch.requests)
         self.open -= len(done)
         self.spent(batch.first)
         return done
@@ -272,9 +312,9 @@ class Scheduler:
                 self.cache.checkpoint(r)
         return done
 
-    def _read_decode(self) -> list[Live]:
+    def _read_decode(self, count: int) -> list[Live]:
         running = self.running
-        running.read += 1
+        running.read += count
         if self.cache.lazy:
             for r in running.tracked(running.read):
                 if not r.finished and r.joined < running.read:

@@ -201,9 +201,7 @@ class Tree:
     # ---------------------------------------------------------------- eviction
     def evictable_leaf(self, node: Node) -> bool:
         """No child and no lock of any kind."""
-        return not (
-            node.children or node.kv_locks or node.state_locks or node.parent is None
-        )
+        return not (node.children or node.kv_locks or node.state_locks or node.parent is None)
 
     def _offer(self, node: Node) -> None:
         if not node.queued and self.evictable_leaf(node):
