@@ -78,7 +78,7 @@ class SglangCache:
         """Look ``r`` up within ``limit`` tokens; the node it could resume from."""
         if not self.reuse:
             return self.tree.root
-        deepest, best = self.tree.match_and_split(r.content, limit)
+        deepest, best = self.tree.match_and_split(r.content, limit, r.fill)
         r.deepest = deepest
         r.matched, r.prefix, r.node = deepest.end, best.end, best
         return best
@@ -86,7 +86,7 @@ class SglangCache:
     def touch(self, r: Live) -> None:
         """Refresh what a waiting request matches."""
         if self.reuse:
-            self.tree.match_and_split(r.content, r.fill)
+            self.tree.match_and_split(r.content, r.fill, r.fill)
 
     def _hint(self, matched: int, best: Node, deepest: Node) -> int | None:
         if not self.reuse:
@@ -202,7 +202,7 @@ class SglangCache:
             self._free_states(1)
         self._note(r, length, already, "dup" if exists else "stored", "prefill", r.end)
         if self.rules.match_again:
-            self.tree.match_and_split(r.content, length)
+            self.tree.match_and_split(r.content, length, length)
         assert r.lock is not None
         self.tree.unlock(r.lock)
         r.lock = self.tree.lock(node, state=not self.options.skip_decode_lock)

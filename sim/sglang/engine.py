@@ -198,7 +198,7 @@ class SglangEngine:
         for r in (*((last.requests or ()) if last else ()), scheduler.cut):
             if r is not None and not r.finished and not r.retracted:
                 live.setdefault(r, r.end)
-        for _, order, r in running.due:
-            if order == r.order and not r.finished and r not in live:
+        for _, epoch, r in running.due:
+            if epoch == r.epoch and not r.finished and r not in live:
                 live[r] = r.end + running.last(r) - r.joined
         self.cache.check(live.items())

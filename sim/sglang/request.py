@@ -20,7 +20,8 @@ class Live:
     """
 
     __slots__ = (
-        "aborted", "base", "branch", "content", "deepest", "end", "event", "finished", "has_slot",
+        "aborted", "base", "branch", "content", "deepest", "end", "epoch", "event",
+        "finished", "has_slot",
         "index", "joined", "lock", "lost", "matched", "middle", "node", "order", "out", "prefix",
         "prompt", "protected", "restoring", "resumed", "retracted", "row", "slots", "spare",
         "swapped", "target", "track",
@@ -28,7 +29,7 @@ class Live:
 
     def __init__(self, index: int, prompt: int, outputs: int, content: Content, root: Node):
         self.index, self.prompt, self.target, self.content = index, prompt, outputs, content
-        self.out = self.lost = self.order = 0
+        self.out = self.lost = self.order = self.epoch = 0
         self.finished = self.resumed = self.aborted = False
         self.forget(root)
         self.retracted = False

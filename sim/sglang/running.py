@@ -41,14 +41,15 @@ class Running:
     def join(self, r: Live, base: int) -> None:
         """``r`` was prefilled; it decodes from the next decode step on."""
         self.joined += 1
-        r.order, r.joined, r.base = self.joined, self.planned, base
+        r.epoch = r.order = self.joined
+        r.joined, r.base = self.planned, base
         self.requests[r] = None
         self.members = None
         self.context += r.end - r.joined
         self.starts[(r.joined - r.end + 1) % self.page] += 1
         self.tracks[(r.joined - r.end) % self.track][r] = None
-        heappush(self.due, (self.last(r), r.order, r))
-        heappush(self.exits, (self.last(r), r.order, r))
+        heappush(self.due, (self.last(r), r.epoch, r))
+        heappush(self.exits, (self.last(r), r.epoch, r))
 
     def leave(self, r: Live) -> None:
         """``r`` decodes no more."""
@@ -57,6 +58,14 @@ class Running:
         self.context -= r.end - r.joined
         self.starts[(r.joined - r.end + 1) % self.page] -= 1
         del self.tracks[(r.joined - r.end) % self.track][r]
+
+    def reorder(self, requests: list[Live]) -> None:
+        """The batch goes on in this order."""
+        self.requests = dict.fromkeys(requests)
+        self.members = None
+        for r in requests:
+            self.joined += 1
+            r.order = self.joined
 
     # ---------------------------------------------------------------- progress
     def last(self, r: Live) -> int:
@@ -83,8 +92,8 @@ class Running:
         """Requests whose last token was computed in the decode step read last, in batch order."""
         done = []
         while self.due and self.due[0][0] <= self.read:
-            last, order, r = heappop(self.due)
-            if order == r.order and last > r.joined and not r.finished:
+            last, epoch, r = heappop(self.due)
+            if epoch == r.epoch and last > r.joined and not r.finished:
                 done.append(r)
         return sorted(done, key=lambda r: r.order)
 
@@ -92,8 +101,8 @@ class Running:
         """Take out those whose tokens are all planned: how many."""
         count = 0
         while self.exits and self.exits[0][0] <= self.planned:
-            _, order, r = heappop(self.exits)
-            if order == r.order and r in self.requests and not r.finished:
+            _, epoch, r = heappop(self.exits)
+            if epoch == r.epoch and r in self.requests and not r.finished:
                 self.leave(r)
                 count += 1
         return count
@@ -109,7 +118,7 @@ class Running:
     def next_last(self) -> int:
         """The next decode step that computes somebody's last token."""
         exits = self.exits
-        while exits and (exits[0][1] != exits[0][2].order or exits[0][2] not in self.requests):
+        while exits and (exits[0][1] != exits[0][2].epoch or exits[0][2] not in self.requests):
             heappop(exits)
         return exits[0][0] if exits else self.planned
 
@@ -128,7 +137,7 @@ class Running:
     def unread_end(self) -> bool:
         """Whether a planned step before the last one computes a last token that was not read."""
         due = self.due
-        while due and (due[0][1] != due[0][2].order or due[0][2].finished):
+        while due and (due[0][1] != due[0][2].epoch or due[0][2].finished):
             heappop(due)
         return bool(due) and due[0][0] < self.planned
 

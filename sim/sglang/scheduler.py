@@ -234,6 +234,7 @@ class Scheduler:
             r.aborted = r.finished = True
             self.aborted.append(r)
             self.open -= 1
+        running.reorder(keep)
         self.waiting.queue += out
         outs = sum(running.out(r) for r in running)
         self.ratio.after_retraction(outs, sum(r.target for r in running), len(running))
@@ -246,7 +247,7 @@ class Scheduler:
         running.leave(r)
         self.cache.make_room(left * 20)
         r.forget(self.cache.tree.root)
-        r.order, r.retracted, r.resumed = 0, True, True
+        r.epoch, r.retracted, r.resumed = 0, True, True
 
     # ---------------------------------------------------------------- leaping
     def most_repeats(self) -> int:
@@ -315,11 +316,11 @@ class Scheduler:
     def _read_decode(self, count: int) -> list[Live]:
         running = self.running
         running.read += count
+        done = running.finishing()
         if self.cache.lazy:
             for r in running.tracked(running.read):
-                if not r.finished and r.joined < running.read:
+                if not r.finished and r.joined < running.read and r not in done:
                     self._settle(r)
-        done = running.finishing()
         for r in done:
             self._finish_decoding(r)
         return done
@@ -346,7 +347,7 @@ class Scheduler:
 
     def _finish(self, r: Live, *, insert: bool = True) -> None:
         running = self.running
-        committed = r.end + (running.last(r) - r.joined if r.order else 0)
+        committed = r.end + (running.last(r) - r.joined if r.epoch else 0)
         if r in running.requests:
             committed = running.committed(r)
             running.gone.append(r)

@@ -79,19 +79,23 @@ class Tree:
         return self.clock
 
     # ---------------------------------------------------------------- lookup
-    def match_and_split(self, content: Content, limit: int) -> tuple[Node, Node]:
+    def match_and_split(self, content: Content, limit: int, length: int) -> tuple[Node, Node]:
         """The deepest node that agrees with ``content`` within ``limit`` tokens, and the deepest
         with a state on the way to it (the root if there is none).
 
         A lookup changes the tree: an edge that agrees in part is split, the usable node becomes
-        the most recent state, and its path the most recent KV.
+        the most recent state, and its path the most recent KV. ``length`` is that of the whole
+        sequence: MambaRadixCache picks the first edge by it, so a limit just below one page cuts
+        that edge at 0 and leaves an empty node.
         """
         page, node, best = self.page, self.root, self.root
+        if self.rules.cascade and 0 < limit < page <= length:
+            self._cut_at_nothing(content)
         while node.end + page <= limit:
             child = node.children.get(content.id(node.end + page))
             if child is None:
                 break
-            if child.end <= limit and content.id(child.end) == child.last:
+            if child.end <= limit and self._agrees(content, child):
                 node = child
                 if node.state:
                     best = node
@@ -101,6 +105,15 @@ class Tree:
         if limit >= page or (self.rules.cascade and limit):
             self._refresh(best)
         return node, best
+
+    def _agrees(self, content: Content, child: Node) -> bool:
+        """Whether ``content`` goes on along the whole edge."""
+        return child.end == child.start or content.id(child.end) == child.last
+
+    def _cut_at_nothing(self, content: Content) -> None:
+        child = self.root.children.get(content.id(self.page))
+        if child is not None and child.tokens:
+            self._split(child, 0)
 
     def _agreement(self, content: Content, child: Node, limit: int) -> int:
         start = child.start
@@ -141,7 +154,7 @@ class Tree:
             if child is None:
                 break
             child.stamp = self._tick()
-            if child.end <= length and content.id(child.end) == child.last:
+            if child.end <= length and self._agrees(content, child):
                 node = child
             else:
                 node = self._split(child, self._agreement(content, child, length))
@@ -300,7 +313,7 @@ class Tree:
         """Counters, order lists and locks agree with the nodes."""
         tokens = locked = states = 0
         for node in self.nodes():
-            assert node.parent is not None and node.parent.end < node.end
+            assert node.parent is not None and node.parent.end <= node.end
             assert node.parent.children[node.key] is node
             tokens += node.tokens
             locked += node.tokens if node.kv_locks else 0
