@@ -91,7 +91,7 @@ class Scheduler:
             running.full = False
         if (running.full or not queue) and self.cut is None:
             return None
-        rows = self.options.max_running - len(running)
+        rows = self.options.running_limit - len(running)
         if (self._room(0) if self.rules.older else rows) <= 0 and self.cut is None:
             running.full = True
             return None
@@ -114,10 +114,10 @@ class Scheduler:
 
     def _room(self, held: int) -> int:
         """Requests that a batch may hold; ``held`` of them have a row already."""
-        free = self.options.max_running - self.cache.rows
+        free = self.options.running_limit - self.cache.rows
         if not self.rules.older:
             free += held
-        return min(self.options.max_running - len(self.running), free)
+        return min(self.options.running_limit - len(self.running), free)
 
     def _coming(self, r: Live) -> int:
         return 0 if r.finished else min(r.target - self.running.out(r), CLIP)
