@@ -33,3 +33,15 @@ def softplus(x):
     u = 1.0 + e
     low = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
     return tl.where(x > 20.0, x, low)
+
+
+@triton.jit
+def narrowed(x, to: tl.constexpr):
+    """fp32 to ``to``, to nearest even. The interpreter's own cast to bfloat16 truncates, so the
+    rounding is done on the bits first; infinities stay, NaN stays NaN."""
+    if to == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        finite = (bits & 0x7F800000) != 0x7F800000
+        bits = tl.where(finite, bits + 0x7FFF + ((bits >> 16) & 1), bits) & 0xFFFF0000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(to)

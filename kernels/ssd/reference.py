@@ -41,8 +41,8 @@ def prefill(
         state = x.new_zeros(shape, dtype=work) if initial is None else initial[s].to(work)
         for i in range(plan.bounds[s], plan.bounds[s + 1]):
             row, length, out = int(plan.rows[i]), int(plan.lengths[i]), int(plan.outs[i])
-            part = (_padded(each, row, length, size, work) for each in (x, dt, B, C))
-            found, state = step(state, *part, A, dt_bias, soft, lengths[i])
+            px, pd, pb, pc = (_padded(each, row, length, size, work) for each in (x, dt, B, C))
+            found, state = step(state, px, pd, pb, pc, A, dt_bias, soft, lengths[i])
             y[row : row + length] = found[:length]
             if out >= 0:
                 states[out] = state
@@ -105,8 +105,8 @@ def update(
     """One token of each live row; the pool is written in place."""
     live = torch.nonzero(slots >= 0).flatten()
     rows = slots[live].long()
-    arguments = (each[live] for each in (x, dt, B, C))
-    y, following = backend.inner(token)(pool[rows], *arguments, A, D, dt_bias, soft)
+    lx, ld, lb, lc = (each[live] for each in (x, dt, B, C))
+    y, following = backend.inner(token)(pool[rows], lx, ld, lb, lc, A, D, dt_bias, soft)
     pool[rows] = following
     return torch.zeros_like(x).index_copy_(0, live, y)
 
