@@ -6,6 +6,7 @@ The reasons, in order of precedence, are those of ``REASONS``; docs/attribution.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
 import pandas as pd
@@ -47,6 +48,36 @@ class _InFlight:
         return max(shared, default=0)
 
 
+class _Lost:
+    """Prefix ids of what was lost, in order, to find the deepest along a request."""
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    def add(self, key: int) -> None:
+        i = bisect_left(self.keys, key)
+        if i == len(self.keys) or self.keys[i] != key:
+            insort(self.keys, key)
+
+    def discard(self, key: int) -> None:
+        i = bisect_left(self.keys, key)
+        if i < len(self.keys) and self.keys[i] == key:
+            del self.keys[i]
+
+    def deepest(self, extents: list[tuple[int, int, int]], low: int, high: int) -> int:
+        """The last lost position in ``low < p <= high`` of a request, 0 for none."""
+        if not self.keys:
+            return 0
+        for start, end, delta in reversed(extents):
+            first, last = max(start, low), min(end, high)
+            if first >= last:
+                continue
+            i = bisect_right(self.keys, last + delta)
+            if i and self.keys[i - 1] > first + delta:
+                return self.keys[i - 1] - delta
+        return 0
+
+
 class _History:
     """The ledger up to some event: what was published, evicted and dropped so far.
 
@@ -58,9 +89,7 @@ class _History:
         self.ledger = ledger
         self.at = 0
         self.published = Coverage(prefixes)
-        self.evicted: set[int] = set()
-        self.dropped: set[int] = set()
-        self.kv_lost: set[int] = set()
+        self.evicted, self.dropped, self.kv_lost = _Lost(), _Lost(), _Lost()
         self.has_kv = Kind.KV in ledger.kind
 
     def advance(self, to: int) -> None:
@@ -92,13 +121,15 @@ def attribute(
     grid_tokens: int,
     block_tokens: int = 0,
     reuse: bool = True,
+    tree: bool = False,
 ) -> pd.DataFrame:
     """Tokens per request (rows) and reason (columns); rows of rejected requests are zero.
 
     ``grid_tokens``: positions at which a state can be kept. ``block_tokens``: block of the KV,
     ``grid_tokens`` if 0. ``reuse`` False: the policy keeps nothing, so everything that was seen
-    and computed is ``policy_dropped``. Raises ``AssertionError`` unless
-    each row sums to the prompt.
+    and computed is ``policy_dropped``. ``tree``: KV that was published stays until it is
+    evicted, so what a lookup does not match of it was. Raises ``AssertionError`` unless each row
+    sums to the prompt.
     """
     history, seen = _History(ledger, prefixes), Coverage(prefixes)
     finishing = sorted((s, r) for r, s in enumerate(records.finished_step) if s >= 0)
@@ -118,7 +149,8 @@ def attribute(
         flying = computing.common(a.request, n - 1)
         end = max(a.hit, seen.common(a.request, n - 1), history.published.common(a.request, n - 1))
         if reuse:
-            cuts = _cuts(a, end, flying, history, grid_tokens, block_tokens or grid_tokens)
+            grid = (grid_tokens, block_tokens or grid_tokens)
+            cuts = _cuts(a, end, flying, history, grid, tree)
         else:
             cuts = [("hit", a.hit), ("in_flight", flying), ("policy_dropped", end)]
         counts = _lengths([*cuts, ("never_seen", n - 1), ("last_token", n)])
@@ -131,41 +163,28 @@ def attribute(
 
 
 def _cuts(
-    a: Admission, end: int, flying: int, history: _History, grid: int, block: int
+    a: Admission, end: int, flying: int, history: _History, grids: tuple[int, int], tree: bool
 ) -> list[tuple[str, int]]:
     """Where each reason ends in ``0:end``, the part of the prompt that was seen.
 
     Up to ``resident`` only a state is missing. Behind it KV is, because a sharer has not computed
     it, it was evicted, or it never became a key since its block was not full.
     """
+    grid, block = grids
     resident = min(a.matched, end) if history.has_kv else end // grid * grid
-    keys = _keys(a, end, history, grid)
-    first = a.hit // grid
-    states, kv = (keys[first : resident // grid], keys[resident // grid : end // grid])
-    lost = _furthest(kv, history.kv_lost, resident // grid) * grid
-    if lost:
-        lost = max(lost, history.published.common(a.request, end) // block * block)
+    extents = history.published.prefixes.extents(a.request) if end > a.hit else []
     state = [
-        ("state_evicted", _furthest(states, history.evicted, first) * grid),
-        ("policy_dropped", _furthest(states, history.dropped, first) * grid),
+        ("state_evicted", history.evicted.deepest(extents, a.hit, resident)),
+        ("policy_dropped", history.dropped.deepest(extents, a.hit, resident)),
         ("no_checkpoint", resident),
     ]
     if not history.has_kv:
         return [("hit", a.hit), ("in_flight", flying), *state, ("below_block", end)]
+    lost = end if tree else history.kv_lost.deepest(extents, resident, end)
+    if lost:
+        lost = max(0 if tree else lost, history.published.common(a.request, end) // block * block)
     behind = [("in_flight", flying), ("kv_evicted", lost), ("below_block", end)]
     return [("hit", a.hit), *state, *behind]
-
-
-def _keys(a: Admission, end: int, history: _History, grid: int) -> list[int]:
-    """Keys of the request on the grid; none where nothing that was lost could be among them."""
-    if end <= a.hit or not (history.evicted or history.dropped or history.kv_lost):
-        return []
-    return history.published.prefixes.grid(a.request, grid)
-
-
-def _furthest(keys: list[int], lost: set[int], first: int) -> int:
-    """Place on the grid of the last key that is lost, ``first`` before ``keys[0]``; 0 for none."""
-    return max((first + i for i, key in enumerate(keys, 1) if key in lost), default=0)
 
 
 def _lengths(cuts: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -76,8 +76,8 @@ class SglangOptions:
             and (self.page_size > 1 or self.overlap)
         ):
             raise ValueError(
-                f"strategy no_buffer with page_size {self.page_size} and overlap {self.overlap}: it "
-                "needs page_size 1 and no overlap; the nearest valid choice is extra_buffer"
+                f"strategy no_buffer with page_size {self.page_size} and overlap {self.overlap}: "
+                "it needs page_size 1 and no overlap; the nearest valid choice is extra_buffer"
             )
         if self.strategy == "extra_buffer_lazy" and not self.overlap:
             raise ValueError(
@@ -90,8 +90,8 @@ class SglangOptions:
         low, high = sorted((self.mamba_chunk, page))
         if high % low:
             raise ValueError(
-                f"page_size is {page}; it must divide mamba_chunk {self.mamba_chunk} or be a multiple "
-                f"of it; the nearest valid choice is {_nearest_page(page, self.mamba_chunk)}"
+                f"page_size is {page}; it must divide mamba_chunk {self.mamba_chunk} or be a "
+                f"multiple of it; the nearest is {_nearest_page(page, self.mamba_chunk)}"
             )
         for name in ("chunked_prefill_size", "track_interval"):
             value = getattr(self, name)
