@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from experiments.cli_errors import UsageError, tells_errors
-from sim.parity_geometry import compare_file
-from sim.vllm.parity import compare
+from sim import parity_geometry
+from sim.sglang import parity as sglang
+from sim.vllm import parity as vllm
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -33,16 +34,26 @@ def cases(path: Path) -> Iterator[Path]:
 def differences(path: Path) -> Iterator[tuple[str, list[str]]]:
     """``(name, differences)`` of each case in a file."""
     data = _read(path)
-    if isinstance(data, dict) and "case" in data and "result" in data:
-        yield path.name, compare(data["case"], data["result"])
-    elif isinstance(data, list) and data and "case" in data[0]:
-        for row in data:
-            yield row["case"]["name"], compare(row["case"], row["result"])
+    rows = data if isinstance(data, list) else [data]
+    if rows and all(isinstance(row, dict) and "case" in row for row in rows):
+        for row in rows:
+            yield row["case"].get("name", path.name), _compare(path, row)
     elif isinstance(data, dict) and "vllm" in data:
-        for result in compare_file(path):
+        for result in parity_geometry.compare_file(path):
             yield result.name, [result.difference] if result.difference else []
     else:
         raise UsageError(f"{path}: not a recorded case; expected an object with case and result")
+
+
+def _compare(path: Path, row: dict[str, Any]) -> list[str]:
+    """Differences of one recorded case, by the engine that its keys name."""
+    case = row["case"]
+    if "sglang" in row and "oracle" in row:
+        return sglang.compare(case, row["oracle"], row["sglang"])
+    if "result" in row:
+        return vllm.compare(case, row["result"])
+    name = case.get("name", "a case")
+    raise UsageError(f"{path}: {name} has no result; expected result, or sglang and oracle")
 
 
 def _read(path: Path) -> Any:
