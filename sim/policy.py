@@ -54,8 +54,8 @@ class Limits:
     that one chunk may ever be (a setting, not what is left of it). ``last_block``: the last block
     boundary that a later request could hit.
 
-    SGLang exports at most one state from a chunk: at ``tail``, the last grid position of the
-    chunk, or at ``inner``, the branch point if it can be reached; then ``last_block`` is 0.
+    ``single``: at most one state leaves a chunk (SGLang), at ``tail``, its last grid position, or
+    at ``inner``, the branch point if it can be reached.
     """
 
     block_tokens: int
@@ -64,6 +64,7 @@ class Limits:
     tail: int
     budget_tokens: int
     last_block: int
+    single: bool = False
 
 
 @dataclass(slots=True)

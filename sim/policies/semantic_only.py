@@ -28,7 +28,7 @@ class Policy(Base):
         self, memory: Memory, request: Prefill, start: int, end: int, limits: Limits
     ) -> tuple[int, Sequence[int]]:
         """Chunk ends on block boundaries, and at the branch point."""
-        if limits.last_block == 0 and limits.tail:
+        if limits.single:
             return end, one_state(limits)
         return aligned_place(request, start, end, limits)
 

@@ -167,8 +167,9 @@ class Scheduler:
         beyond = r.end if start + length // step * step == tail else tail + 1
         branch = r.branch or 0
         reachable = start < branch < beyond and (branch - start) % options.chunk == 0
-        limits = Limits(options.grid, options.page_size, branch if reachable else 0, tail, 0, 0)
-        asked = Prefill(r.index, r.prompt, r.fill, r.fill, branch if reachable else 0)
+        inner = branch if reachable else 0
+        limits = Limits(options.grid, options.page_size, inner, tail, 0, 0, single=True)
+        asked = Prefill(r.index, r.prompt, r.fill, r.fill, inner)
         _, states = self.cache.policy.place(self.cache.memory, asked, start, r.end, limits)
         r.track = next((p for p in states if p in (tail, limits.inner)), None)
 
