@@ -12,12 +12,15 @@ from sim.loop import serial
 from sim.policy import Limits, Prefill, State
 from sim.pool.engine import PoolEngine
 from sim.records import Records
+from sim.sglang.engine import SglangEngine
+from sim.sglang.options import SglangOptions
 from sim.vllm.case_geometry import geometry_of_case
 from sim.vllm.engine import VllmEngine
 from sim.vllm.options import VllmOptions
 from traces.identity import identify
 from traces.trace import Request, Run, from_requests
 
+ENGINES = ("vllm-0.33", "vllm-0.28", "sglang-0.5.23", "sglang-0.5.18", "pool")
 GUIDE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
 
@@ -30,6 +33,9 @@ def trace(shared=70, own=(5, 9, 30, 1), output=4):
 
 def engine(policy, version="vllm-0.33", rows=None):
     rows = rows or trace()
+    if version.startswith("sglang"):
+        options = SglangOptions(version=version.removeprefix("sglang-"), mamba_chunk=16)
+        return SglangEngine(rows, identify(rows), policy, options)
     if version == "pool":
         return PoolEngine(rows, identify(rows), policy, VllmOptions(async_scheduling=False))
     hosted = version in policy.engines
@@ -60,7 +66,7 @@ class TestContract:
     def test_its_engines_host_it_and_others_refuse_it(self, name):
         policy = policies.load(name)
         assert policy.engines
-        for version in ("vllm-0.33", "vllm-0.28", "pool"):
+        for version in ENGINES:
             if version in policy.engines:
                 assert engine(policy, version).unfinished == 0
             else:
@@ -71,9 +77,15 @@ class TestContract:
         policy = policies.load(name)
         for start, end in ((0, 90), (16, 90), (20, 64), (0, 10)):
             request = Prefill(0, 100, 100, 100, 48)
-            placed, states = policy.place(None, request, start, end, Limits(16, 16, 0, 0, 64, 96))
-            assert start <= placed <= end
-            assert placed == start or all(start < s <= end for s in states)
+            limits = [Limits(16, 16, 0, 0, 64, 96), Limits(16, 1, 48, end // 16 * 16, 64, 0, True)]
+            for version in policy.engines:
+                single = version.startswith("sglang") and end >= start + 16 and start < 48
+                if version.startswith("sglang") and not single:
+                    continue
+                placed, states = policy.place(None, request, start, end, limits[single])
+                assert start <= placed <= end
+                assert placed == start or all(start < s <= end for s in states)
+                assert not single or len(states) <= 1 or policy.layout(version).mode == "none"
 
     def test_publish_is_a_plain_answer(self, name):
         policy = policies.load(name)

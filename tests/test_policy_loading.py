@@ -12,9 +12,9 @@ from sim import policies
 def test_layouts_are_known_and_the_source_is_named(name):
     policy = policies.load(name)
     for engine in policy.engines:
-        assert policy.layout(engine).mode in ("none", "align", "all", "exact")
+        assert policy.layout(engine).mode in ("none", "align", "all", "exact", "tree")
     text = (importlib.import_module(type(policy).__module__).__doc__ or "") + type(policy).__doc__
-    assert re.search(r"[Ss]ource|[Ss]pec|vLLM|ceiling", text)
+    assert re.search(r"[Ss]ource|[Ss]pec|vLLM|SGLang|ceiling", text)
 
 
 def test_files_that_are_no_policies_are_refused(tmp_path):

@@ -16,8 +16,8 @@ class Policy(Base):
 
     @property
     def engines(self) -> Sequence[str]:
-        """Every vLLM version and the pool engine."""
-        return ("vllm-0.33", "vllm-0.28", "pool")
+        """Every engine."""
+        return ("vllm-0.33", "vllm-0.28", "sglang-0.5.23", "sglang-0.5.18", "pool")
 
     def layout(self, engine: str) -> Layout:
         """One running state a request."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sim.ledger import Action, Cause, Kind, Ledger
+from sim.policies.base import Base
 from sim.policy import Memory, Policy, State
 from sim.sglang.options import SglangOptions
 from sim.sglang.pools import EngineCrashError, Slots, pages
@@ -33,6 +34,7 @@ class SglangCache:
         self.extra = options.strategy != "no_buffer" and self.reuse
         self.lazy = options.strategy == "extra_buffer_lazy" and self.reuse
         self.tracking = options.tracking_slots if self.reuse else 0
+        self.trims = type(policy).trim is not Base.trim
         self.policy_dropped = 0
         self.step = 0
         self.rows = 0
@@ -181,12 +183,22 @@ class SglangCache:
     def checkpoint(self, r: Live) -> None:
         """A running request inserts what its last chunk computed, with the tracked state."""
         length = r.track if self.extra else r.end
-        if not self.reuse or length is None:
+        if not self.reuse or length is None or not self._published(r, self._floor(length)):
             self._note(r, 0, 0, "none", "prefill", r.end)
         else:
             self._donate(r, self._floor(length))
         r.prefix = r.end
         r.track = None
+
+    def _published(self, r: Live, length: int) -> bool:
+        """Whether the policy lets the state be reused; the tree takes no KV without it."""
+        state = State(r.index, length, self.options.grid, length, r.branch or 0)
+        if self.policy.publish(self.memory, state):
+            return True
+        if self.ledger.on and length:
+            key = r.content.id(length)
+            self._event(Kind.STATE, Action.DROPPED, key, length, r.index, Cause.POLICY)
+        return False
 
     def _floor(self, length: int) -> int:
         return length // self.page * self.page
@@ -252,11 +264,6 @@ class SglangCache:
             self.policy_dropped += 1
         self.cause = Cause.PRESSURE
 
-    @property
-    def trims(self) -> bool:
-        """Whether the policy sheds anything."""
-        return self.options.max_states_per_path > 0
-
     def _state(self, r: Live, node: Node, tail: Node) -> State:
         pinned = (
             node is tail
@@ -275,6 +282,8 @@ class SglangCache:
         length = self._floor((r.track or 0) if self.extra else committed)
         if self.int8 is not None:
             self._take_int8()
+        if length and not self._published(r, length):
+            length = 0
         exists, already = True, 0
         if length or self.rules.insert_empty:
             _, already, exists = self._insert(r, length)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sim.ledger import Ledger
+from sim.policies.base import Base
 from sim.policy import Policy, View
 from sim.sglang.cache import SglangCache
 from sim.sglang.content import content_of
@@ -39,6 +41,13 @@ class SglangEngine:
     ) -> None:
         name = f"sglang-{options.version}"
         refuse_unless_hosted(policy, name)
+        if options.tree == "mamba" and type(policy).trim is not Base.trim:
+            raise ValueError(
+                "this policy sheds states of a path, which MambaRadixCache never could: no release "
+                "combined it with the path cap; use tree: unified"
+            )
+        if policy.layout(name).mode == "none":
+            options = replace(options, radix_cache=False)
         self.options, self.prefixes = options, prefixes
         self.ledger = Ledger() if ledger is None else ledger
         self.kv_bytes_per_token, self.state_bytes = kv_bytes_per_token, state_bytes

@@ -34,7 +34,6 @@ class SglangOptions:
     strategy: str = "extra_buffer"
     overlap: bool | None = None
     track_interval: int = 256
-    max_states_per_path: int = -1
     int8: bool = False
     int8_slots: int | None = None
     chunked_prefill_size: int | None = 8192
@@ -62,7 +61,7 @@ class SglangOptions:
             object.__setattr__(self, "int8_slots", 2 * self.mamba_slots)
         self._check_strategy()
         self._check_page()
-        self._check_cap()
+        self._check_tree()
         if self.running_limit < 1:
             raise ValueError(
                 f"mamba_slots is {self.mamba_slots}; one request needs {self.ratio}, the nearest "
@@ -101,17 +100,11 @@ class SglangOptions:
                     f"nearest valid choice is {max(1, round(value / page)) * page}"
                 )
 
-    def _check_cap(self) -> None:
-        cap = self.max_states_per_path
-        if cap != -1 and cap < 1:
+    def _check_tree(self) -> None:
+        if self.tree == "mamba" and self.skip_decode_lock:
             raise ValueError(
-                f"max_states_per_path is {cap}; allowed are -1 (no cap) and 1 or more; the nearest "
-                f"valid choice is {-1 if cap < 0 else 1}"
-            )
-        if self.tree == "mamba" and (cap != -1 or self.skip_decode_lock):
-            raise ValueError(
-                "max_states_per_path and skip_decode_lock: MambaRadixCache has neither, no release "
-                "combined it with them; the nearest valid choice is tree: unified"
+                "skip_decode_lock with tree mamba: MambaRadixCache does not have it; the nearest "
+                "valid choice is tree unified"
             )
 
     @property

@@ -23,6 +23,7 @@ from traces.identity import identify
 from traces.trace import Request, Run, Trace, from_requests
 
 SEGMENT = 1 << 32
+NOT_OPTIONS = ("mode", "tree_core", "max_states_per_path")
 PATIENCE = 4
 
 
@@ -52,16 +53,15 @@ def _request_difference(a: dict[str, Any], got: dict[str, Any]) -> Iterator[str]
 
 def options_of(config: dict[str, Any], version: str) -> SglangOptions:
     """Engine options of a case."""
-    fields = {k: v for k, v in config.items() if k not in ("mode", "tree_core")}
+    fields = {k: v for k, v in config.items() if k not in NOT_OPTIONS}
     fields["tree"] = fields.get("tree", "mamba" if version == "0.5.18" else "unified")
     return SglangOptions(version=version, **fields)
 
 
-def policy_of(options: SglangOptions) -> Policy:
+def policy_of(config: dict[str, Any]) -> Policy:
     """The policy that a case's path cap stands for."""
-    if options.max_states_per_path > 0:
-        return load("path-capped", cap=options.max_states_per_path)
-    return load("semantic-only")
+    cap = config.get("max_states_per_path", -1)
+    return load("path-capped", cap=cap) if cap > 0 else load("semantic-only")
 
 
 def trace_of(requests: list[dict[str, Any]]) -> Trace:
@@ -96,7 +96,7 @@ class Replay:
     def __post_init__(self) -> None:
         self.rows = self.case["requests"]
         self.options = options_of(self.case["config"], self.version)
-        policy = policy_of(self.options)
+        policy = policy_of(self.case["config"])
         self.cache = SglangCache(self.options, policy, None, Ledger(on=False))
         self.cache.inserts = []
         self.tree = self.cache.tree
