@@ -40,7 +40,7 @@ class SglangOptions:
     max_prefill_tokens: int = 16384
     max_running: int = 16
     context_len: int = 16384
-    policy: str = "fcfs"
+    schedule_policy: str = "fcfs"
     skip_decode_lock: bool = False
     waiting_refresh: bool = True
     radix_cache: bool = True
@@ -48,7 +48,7 @@ class SglangOptions:
     def __post_init__(self) -> None:
         one_of("version", self.version, VERSIONS)
         one_of("strategy", self.strategy, STRATEGIES)
-        one_of("policy", self.policy, POLICIES)
+        one_of("schedule_policy", self.schedule_policy, POLICIES)
         one_of(
             "tree", self.tree, ("unified", "mamba") if self.version == "0.5.18" else ("unified",)
         )

@@ -54,6 +54,7 @@ def _request_difference(a: dict[str, Any], got: dict[str, Any]) -> Iterator[str]
 def options_of(config: dict[str, Any], version: str) -> SglangOptions:
     """Engine options of a case."""
     fields = {k: v for k, v in config.items() if k not in NOT_OPTIONS}
+    fields["schedule_policy"] = fields.pop("policy", "fcfs")
     fields["tree"] = fields.get("tree", "mamba" if version == "0.5.18" else "unified")
     return SglangOptions(version=version, **fields)
 

@@ -17,7 +17,7 @@ class Waiting:
 
     def __init__(self, cache: SglangCache) -> None:
         self.cache = cache
-        self.policy = cache.options.policy if cache.reuse else "fcfs"
+        self.policy = cache.options.schedule_policy if cache.reuse else "fcfs"
         self.queue: list[Live] = []
         self.passes = 0
 
