@@ -36,6 +36,8 @@ def random_case(seed: int, version: str, mode: str) -> Case:
         pressure = "kv"  # a request alone is never retracted
     if mode == "concurrent" and rng.random() < 0.01:
         pressure, config["policy"] = "crowd", "lpm"  # `lpm` gives up beyond 128 waiting requests
+    if mode == "concurrent" and seed % 25 == 24:
+        pressure = "thrash"
     requests = requests_of(rng, config, pressure)
     config.update(_slots(rng, config, pressure), **_kv(rng, config, requests, pressure))
     longest = max(total(r["prompt"]) + total(r["output"]) for r in requests)
@@ -80,13 +82,15 @@ def slots_per_request(config: Case) -> int:
 
 
 def _slots(rng: random.Random, config: Case, pressure: str) -> Case:
-    ratio, fewest = slots_per_request(config), 4 if pressure == "retract" else 1
+    retracts = pressure in ("retract", "thrash")
+    ratio, fewest = slots_per_request(config), 4 if retracts else 1
     tight = pressure in ("states", "both", "crowd") or rng.random() < 0.1
+    tight &= pressure != "thrash"
     many = rng.choice([fewest, fewest + 1, fewest + 3]) * ratio + rng.randint(0, 4)
     slots = many if tight else rng.choice([24, 40, 64, 100])
     out: Case = {"mamba_slots": slots, "max_running": rng.choice([1, 2, 3, 4, 8, 16, 16])}
-    if pressure == "retract":
-        out["max_running"] = rng.choice([4, 8, 16])
+    if retracts:
+        out["max_running"] = rng.choice([4, 8, 16] if pressure == "retract" else [8, 16])
     if rng.random() < 0.25:
         out["int8"] = True
         out["int8_slots"] = rng.choice([None, 2, 3, 4, 6, 10, 24])
@@ -102,6 +106,8 @@ def _kv(rng: random.Random, config: Case, requests: list[Case], pressure: str) -
     if pressure == "retract":
         # Admission counts about 70% of what running requests may still generate.
         tokens = max(max(needs) * 1.1, sum(needs) / len(needs) * rng.uniform(2.2, 5.8))
+    if pressure == "thrash":
+        tokens = max(max(needs) * 1.05, sum(needs) / len(needs) * rng.uniform(2.0, 3.5))
     if rng.random() < 0.02:
         tokens = max(needs) * 0.8  # the longest request never fits
     return {"kv_tokens": -(-int(tokens) // page) * page}

@@ -16,7 +16,8 @@ Run = list[int]
 Derive = Callable[[random.Random, Case, int, int], list[Run]]
 
 LONGEST_PROMPT = 3000
-WIDEST = {"retract": 3, "crowd": 0}  # iterations between arrivals
+WIDEST = {"retract": 3, "thrash": 12, "crowd": 0}  # iterations between arrivals
+COUNTS = {"retract": (5, 14), "thrash": (8, 14)}  # requests with short prompts, long outputs
 SCENES = {
     "system": ["system"] * 6 + ["turn", "branch", "short"],
     "chat": ["system", "turn", "turn", "turn", "turn", "trap", "fresh"],
@@ -30,28 +31,40 @@ def requests_of(rng: random.Random, config: Case, pressure: str) -> list[Case]:
     """Return 3 to 24 requests of one scene (a crowd: 130), with arrivals if concurrent."""
     grid = math.lcm(max(config["mamba_chunk"], config["page_size"]), config["page_size"])
     kinds = SCENES[rng.choice(sorted(SCENES))]
-    count = rng.randint(3, 24) if pressure != "retract" else rng.randint(5, 14)
+    count = rng.randint(*COUNTS.get(pressure, (3, 24)))
     if pressure == "crowd":
         count, grid = 130, 16
     systems = [[[100 + i, _length(rng, grid)]] for i in range(rng.choice([1, 1, 2, 3]))]
     arrivals, out = _arrivals(rng, count, WIDEST.get(pressure, 40)), list[Case]()
-    usual = rng.randint(60, 350)
+    usual = rng.randint(60, 350) if pressure != "thrash" else rng.randint(200, 450)
     for i in range(count):
         prompt = _prompt(rng, rng.choice(kinds), systems, out, grid, i)
-        if pressure == "retract":
+        if pressure in COUNTS:
             prompt = cut(prompt, rng.choice([30, 80, 80, 200]))
         output = _output(rng, config, grid, prompt, i)
-        if pressure == "retract":
-            output = [[5000 + i, round(usual * rng.uniform(0.85, 1.1))]]
-        elif pressure == "crowd":
-            output = [[5000 + i, rng.choice([1, 1, 2, 4])]]
+        output = _pressed(rng, pressure, usual, i) or output
         if out and rng.random() < 0.08:
             output = _known(rng, rng.choice(out), prompt) or output
-        request: Case = {"id": f"r{i}", "prompt": prompt, "output": output}
-        if config["mode"] == "concurrent":
-            request["at"] = arrivals[i]
-        out.append(request)
+        out.append({"id": f"r{i}", "prompt": prompt, "output": output})
+    if config["mode"] == "concurrent":
+        _arrive(out, arrivals, pressure)
     return out
+
+
+def _pressed(rng: random.Random, pressure: str, usual: int, i: int) -> list[Run]:
+    if pressure == "crowd":
+        return [[5000 + i, rng.choice([1, 1, 2, 4])]]
+    if pressure == "thrash" and i == 0:
+        return [[5000, rng.randint(500, 650)]]
+    return [[5000 + i, round(usual * rng.uniform(0.85, 1.1))]] if pressure in COUNTS else []
+
+
+def _arrive(requests: list[Case], arrivals: list[int], pressure: str) -> None:
+    # Alone for long, the first request brings down what admission counts for those that run:
+    # the others are then let in by too many.
+    late = total(requests[0]["output"]) * 4 // 5 if pressure == "thrash" else 0
+    for i, (request, at) in enumerate(zip(requests, arrivals, strict=True)):
+        request["at"] = at + late * (i > 0)
 
 
 def _arrivals(rng: random.Random, count: int, widest: int) -> list[int]:
