@@ -10,7 +10,7 @@ from kernels import config, launches
 from kernels.backend import Backend
 from kernels.segments import Segments
 from kernels.shapes import Maybe, packed
-from kernels.tiles import PRECISE, softplus, tl_dtype
+from kernels.tiles import PRECISE, narrowed, softplus, tl_dtype
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def prefill_kernel(
         if D is not None:
             out += tl.load(D + head).to(tl.float32) * values.to(tl.float32)
         at_y = (rows[:, None] * heads + head) * P + ps[None, :]
-        tl.store(y + at_y, out.to(y.dtype.element_ty), mask=in_x)
+        tl.store(y + at_y, narrowed(out, y.dtype.element_ty), mask=in_x)
         weighted = values.to(tl.float32) * (tl.exp(end - total) * d)[:, None]
         added = tl.dot(tl.trans(weighted.to(DOT)), b, input_precision=PRECISION)
         state = state * tl.exp(end) + added
@@ -140,8 +140,8 @@ def update_kernel(
     out = tl.sum(state * c[None, :], 1)
     if D is not None:
         out += tl.load(D + head).to(tl.float32) * values
-    tl.store(pool + tile, state.to(pool.dtype.element_ty), mask=in_tile)
-    tl.store(at_y, out.to(y.dtype.element_ty), mask=in_p)
+    tl.store(pool + tile, narrowed(state, pool.dtype.element_ty), mask=in_tile)
+    tl.store(at_y, narrowed(out, y.dtype.element_ty), mask=in_p)
 
 
 def prefill(
