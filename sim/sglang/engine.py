@@ -175,7 +175,7 @@ class SglangEngine:
         out: dict[int, int] = {}
         for residue, group in running.tracks.items() if self.cache.extra else ():
             ahead = (residue - running.planned - 1) % running.track + 1
-            for i in range(ahead, repeat, running.track) if group else ():
+            for i in range(ahead, repeat, running.track):
                 out[i] = out.get(i, 0) + len(group)
         return out
 

@@ -6,6 +6,7 @@ Sources: specs/sglang-0.5.23, sections 4, 5, 9 and 12; specs/sglang-0.5.18, sect
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 
 VERSIONS = ("0.5.23", "0.5.18")
@@ -107,31 +108,31 @@ class SglangOptions:
                 "valid choice is tree unified"
             )
 
-    @property
+    @cached_property
     def chunk(self) -> int:
         """Positions at which a kernel can export a state, relative to a chunk's start."""
         return max(self.mamba_chunk, self.page_size)
 
-    @property
+    @cached_property
     def grid(self) -> int:
         """Grid of checkpoints, relative to a chunk's start: lcm(max(chunk, page), page)."""
         return lcm(self.chunk, self.page_size)
 
-    @property
+    @cached_property
     def track_grid(self) -> int:
         """Sequence lengths at which a decode is tracked are multiples of it."""
         if self.version == "0.5.18":
             return self.track_interval
         return lcm(self.grid, self.track_interval)
 
-    @property
+    @cached_property
     def tracking_slots(self) -> int:
         """State slots that a request gets besides its own."""
         if not self.radix_cache or self.strategy == "no_buffer":
             return 0
         return 2 if self.strategy == "extra_buffer" and self.overlap else 1
 
-    @property
+    @cached_property
     def ratio(self) -> int:
         """Slots reckoned for one running request."""
         if not self.radix_cache:
@@ -139,7 +140,7 @@ class SglangOptions:
         skip = int(self.skip_decode_lock)
         return 3 - skip + (skip if self.strategy == "no_buffer" else self.tracking_slots)
 
-    @property
+    @cached_property
     def running_limit(self) -> int:
         """Most requests that run at once."""
         return min(self.max_running, self.mamba_slots // self.ratio)

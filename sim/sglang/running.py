@@ -57,7 +57,11 @@ class Running:
         self.members = None
         self.context -= r.end - r.joined
         self.starts[(r.joined - r.end + 1) % self.page] -= 1
-        del self.tracks[(r.joined - r.end) % self.track][r]
+        residue = (r.joined - r.end) % self.track
+        group = self.tracks[residue]
+        del group[r]
+        if not group:
+            del self.tracks[residue]
 
     def reorder(self, requests: list[Live]) -> None:
         """The batch goes on in this order."""
@@ -109,6 +113,8 @@ class Running:
 
     def exclude_finished(self) -> int:
         """Take out those that finished: how many."""
+        if not self.gone:
+            return 0
         gone = [r for r in self.gone if r in self.requests]
         self.gone.clear()
         for r in gone:
@@ -131,7 +137,7 @@ class Running:
     def next_tracked(self) -> int:
         """Decode steps until the next one after which somebody is tracked, 1 or more."""
         now = self.planned
-        ahead = ((i - now - 1) % self.track + 1 for i, group in self.tracks.items() if group)
+        ahead = ((i - now - 1) % self.track + 1 for i in self.tracks)
         return min(ahead, default=self.track)
 
     def unread_end(self) -> bool:
