@@ -23,10 +23,37 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-class EngineConfig(Strict):
-    """Engine version and scheduler settings, by vLLM's own names."""
+EngineName = Literal["vllm-0.33", "vllm-0.28", "sglang-0.5.23", "sglang-0.5.18", "pool"]
 
-    version: Literal["vllm-0.33", "vllm-0.28", "pool"] = "vllm-0.33"
+
+class SglangConfig(Strict):
+    """SGLang's own flags, where an SGLang version hosts the policy; ``tree: mamba`` is
+    ``MambaRadixCache``, of 0.5.18 only. Context length, dtypes and the most running requests
+    (``max_num_seqs``) are those of ``engine``."""
+
+    mamba_radix_cache_strategy: Literal[
+        "auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"
+    ] = "auto"
+    page_size: int = Field(1, ge=1)
+    mamba_track_interval: int = Field(256, ge=1)
+    mamba_full_memory_ratio: float = Field(0.9, gt=0)
+    max_mamba_cache_size: int | None = Field(None, ge=1)
+    chunked_prefill_size: int | None = Field(8192, ge=1)
+    max_prefill_tokens: int = Field(16_384, ge=1)
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight"] = "fcfs"
+    disable_overlap_schedule: bool = False
+    enable_int8_mamba_checkpoint: bool = False
+    int8_mamba_ckpt_size: int | None = Field(None, ge=1)
+    tree: Literal["unified", "mamba"] = "unified"
+    skip_decode_lock: bool = False
+    waiting_refresh: bool = True
+
+
+class EngineConfig(Strict):
+    """Engine version and scheduler settings, by vLLM's own names; SGLang's under ``sglang``."""
+
+    version: EngineName = "vllm-0.33"
+    sglang: SglangConfig = SglangConfig()
     async_scheduling: bool = True
     max_num_batched_tokens: int = Field(8192, ge=1)
     max_num_seqs: int = Field(256, ge=1)
@@ -94,7 +121,7 @@ class PolicyConfig(Strict):
 
     name: str
     label: str | None = None
-    engine: Literal["vllm-0.33", "vllm-0.28", "pool"] | None = None
+    engine: EngineName | None = None
     parameters: dict[str, Any] = {}
 
     @property
