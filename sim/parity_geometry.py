@@ -1,4 +1,4 @@
-"""Compare our sizes with those that vLLM's own code computed for released models."""
+"""Compare our sizes with those that the engines' own code computed for released models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from sim.models import load
 from sim.plan import Plan, plan
+from sim.sglang.sizes import model_chunk, slot_of
 from sim.vllm.model_geometry import Serving
 
 Row = dict[str, Any]
@@ -27,8 +28,8 @@ class RowResult:
 
 
 def compare_file(path: str | Path) -> list[RowResult]:
-    """Every vLLM row, then every operators' report, of a file of recorded sizes (``.json``,
-    ``.json.gz``).
+    """Every vLLM row, every SGLang row, then every operators' report, of a file of recorded sizes
+    (``.json``, ``.json.gz``).
 
     Raises ``ValueError`` (``path:line: what``) on a file that holds no such rows.
     """
@@ -37,7 +38,8 @@ def compare_file(path: str | Path) -> list[RowResult]:
     if not is_geometry(data):
         raise ValueError(f"{path}: holds no recorded sizes: must be an object with a list `vllm`")
     reports = data.get("reports", {}).get("rows", [])
-    return [*map(compare_row, data["vllm"]), *map(compare_report, reports)]
+    sglang = map(compare_sglang, data.get("sglang", []))
+    return [*map(compare_row, data["vllm"]), *sglang, *map(compare_report, reports)]
 
 
 def read_json(path: Path) -> Any:
@@ -64,6 +66,30 @@ def compare_row(row: Row) -> RowResult:
     except (ValueError, KeyError) as error:
         return RowResult(name, f"refused here: {error}")
     return RowResult(name, next(_differences(row, ours), None))
+
+
+def compare_sglang(row: Row) -> RowResult:
+    """Our slot and grid for a row's model against the row's; a grid that SGLang's own code could
+    not tell (null) is left out."""
+    name = " ".join(str(row.get(k)) for k in ("model", "sglang", "tp", "ssm"))
+    try:
+        model = load(row["model"])
+        slot = slot_of(model, row["tp"], row["ssm"])
+    except (ValueError, KeyError) as error:
+        return RowResult(name, f"refused here: {error}")
+    ours: Row = {
+        "conv": [list(shape) for shape in slot.conv],
+        "temporal": list(slot.temporal),
+        "slot_bytes": slot.bytes,
+        "default": row["ssm"] == "float32",
+    }
+    ours |= {
+        f"grid_page{page}": max(model_chunk(model), page)
+        for page in (1, 64)
+        if row[f"grid_page{page}"] is not None
+    }
+    told = {k: v for k, v in row.items() if v is not None and k != "sglang"}
+    return RowResult(name, next(_differences(told, ours), None))
 
 
 def compare_report(row: Row) -> RowResult:
