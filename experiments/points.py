@@ -16,15 +16,8 @@ import pandas as pd
 
 from experiments.cli_errors import UsageError
 from experiments.config import Experiment, checked, put
-from experiments.simulate import (
-    Point,
-    load_policy,
-    load_trace,
-    make_engine,
-    run_point,
-    serving,
-    sized,
-)
+from experiments.engines import Point, host, load_policy, serving, sglang_of, sized
+from experiments.simulate import load_trace, run_point
 from sim.cost import device as devices
 from sim.ledger import Ledger
 from sim.policy import Policy
@@ -88,6 +81,10 @@ def _check(point: Point) -> None:
     if point.version not in policy.engines:
         hosts = ", ".join(policy.engines)
         raise ValueError(f"cannot run on {point.version}; it can on {hosts}")
+    if point.version.startswith("sglang"):
+        if e.kind == "geometry":
+            raise ValueError("kind: geometry sizes vLLM's blocks; see prefixlab plan for SGLang")
+        sglang_of(point)
     _, geometry = sized(e.model, serving(point))
     if e.kind == "geometry":
         return
@@ -115,7 +112,7 @@ def _check_pool(point: Point) -> None:
     if not len(trace):
         raise ValueError("the trace has no requests")
     shortest = int((trace.prompt_tokens + trace.output_tokens).argmin())
-    reason = make_engine(point, trace, prefixes, Ledger()).reject_reason(shortest)
+    reason = host(point, trace, prefixes, Ledger()).engine.reject_reason(shortest)
     if reason:
         raise ValueError(f"not even the shortest request, {trace.ids[shortest]!r}, fits: {reason}")
 
@@ -126,7 +123,8 @@ def source_hash() -> str:
     digest = hashlib.sha256()
     files = [f for part in PARTS for f in (ROOT / part).rglob("*") if f.suffix in
              (".py", ".yaml", ".json")]  # fmt: skip
-    for file in [*sorted(files), ROOT / "experiments" / "simulate.py"]:
+    own = [ROOT / "experiments" / name for name in ("simulate.py", "engines.py")]
+    for file in [*sorted(files), *own]:
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

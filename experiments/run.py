@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from experiments.config import Experiment
+from experiments.engines import Point
 from experiments.plots import derived, draw
 from experiments.points import (
     ROOT,
@@ -36,7 +37,6 @@ from experiments.points import (
     refuse_impossible,
     source_hash,
 )
-from experiments.simulate import Point
 
 PACKAGES = ("prefixlab", "numpy", "pandas", "simpy", "pydantic", "matplotlib")
 DEFAULT_TABLE = ["token_hit_rate", "warm_token_hit_rate", "ttft_p50_s", "ttft_p99_s",

@@ -13,8 +13,8 @@ from rich.console import Console
 from experiments import config, points, run
 from experiments.cli_errors import UsageError
 from experiments.config import Experiment
+from experiments.engines import Point
 from experiments.points import key_of, points_of
-from experiments.simulate import Point
 
 
 def quiet() -> Console:

@@ -23,7 +23,8 @@ DEFAULT = Path(__file__).parents[2] / "shared/traces/mooncake_conversation_trace
 def measure(trace_path: str | None, policy: str) -> dict[str, float]:
     """Everything in this process: imports, loading, hits only, full replay."""
     from experiments.config import Experiment, PolicyConfig, TraceConfig
-    from experiments.simulate import Point, load_trace, make_engine, options, serving, sized
+    from experiments.engines import Point, host, options, serving, sized
+    from experiments.simulate import load_trace
     from sim.cost import device as devices
     from sim.cost.modelled import ModelledBackend
     from sim.ledger import Ledger
@@ -55,7 +56,7 @@ def measure(trace_path: str | None, policy: str) -> dict[str, float]:
     out["hits_only_s"] = time.process_time() - begin
     backend = ModelledBackend(model, devices.load("h200"))
     records = Records(trace)
-    timed = make_engine(point, trace, prefixes, Ledger())
+    timed = host(point, trace, prefixes, Ledger()).engine
     begin = time.process_time()
     replay(timed, trace, backend, records, host_ns=backend.host_ns)
     out["replay_s"] = time.process_time() - begin

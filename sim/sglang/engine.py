@@ -53,6 +53,7 @@ class SglangEngine:
         self.kv_bytes_per_token, self.state_bytes = kv_bytes_per_token, state_bytes
         self.int8_bytes = int8_bytes
         self.depth = 2 if options.overlap else 1
+        self.capacity_bytes = _capacity(options, kv_bytes_per_token, state_bytes, int8_bytes)
         view = View(name, state_bytes, kv_bytes_per_token, options.grid, self.capacity_bytes)
         self.cache = SglangCache(options, policy, policy.begin(view), self.ledger)
         self.scheduler = Scheduler(self.cache)
@@ -60,14 +61,6 @@ class SglangEngine:
         self._prompt = trace.prompt_tokens.tolist()
         self._output = trace.output_tokens.tolist()
         self._sampled: Sequence[int] = ()
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Both pools, the padding slots and the padding page included."""
-        o = self.options
-        kv = (o.kv_tokens // o.page_size + 1) * o.page_size * self.kv_bytes_per_token
-        int8 = ((o.int8_slots or 0) + 1) * self.int8_bytes if o.int8 else 0
-        return kv + (o.mamba_slots + 1) * self.state_bytes + int8
 
     # ---------------------------------------------------------------- the loop's questions
     def arrive(self, request: int) -> None:
@@ -211,3 +204,10 @@ class SglangEngine:
             if epoch == r.epoch and not r.finished and r not in live:
                 live[r] = r.end + running.last(r) - r.joined
         self.cache.check(live.items())
+
+
+def _capacity(o: SglangOptions, token_bytes: int, state_bytes: int, int8_bytes: int) -> int:
+    """Both pools, the padding slots and the padding page included."""
+    kv = (o.kv_tokens // o.page_size + 1) * o.page_size * token_bytes
+    int8 = ((o.int8_slots or 0) + 1) * int8_bytes if o.int8 else 0
+    return kv + (o.mamba_slots + 1) * state_bytes + int8
