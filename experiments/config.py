@@ -28,8 +28,8 @@ EngineName = Literal["vllm-0.33", "vllm-0.28", "sglang-0.5.23", "sglang-0.5.18",
 
 class SglangConfig(Strict):
     """SGLang's own flags, where an SGLang version hosts the policy; ``tree: mamba`` is
-    ``MambaRadixCache``, of 0.5.18 only. Context length, dtypes and the most running requests
-    (``max_num_seqs``) are those of ``engine``."""
+    ``MambaRadixCache``, of 0.5.18 only. Context length and dtypes are those of ``engine``, and so
+    is the most that runs at once (``max_num_seqs``) where ``max_running_requests`` is not set."""
 
     mamba_radix_cache_strategy: Literal[
         "auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"
@@ -40,6 +40,7 @@ class SglangConfig(Strict):
     max_mamba_cache_size: int | None = Field(None, ge=1)
     chunked_prefill_size: int | None = Field(8192, ge=1)
     max_prefill_tokens: int = Field(16_384, ge=1)
+    max_running_requests: int | None = Field(None, ge=1)
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight"] = "fcfs"
     disable_overlap_schedule: bool = False
     enable_int8_mamba_checkpoint: bool = False

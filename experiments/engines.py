@@ -169,7 +169,7 @@ def sglang_of(point: Point) -> Sglang:
         max_mamba_cache_size=flags.max_mamba_cache_size,
         int8=flags.enable_int8_mamba_checkpoint and caching,
         int8_slots=flags.int8_mamba_ckpt_size,
-        running_without_cache=None if caching else engine.max_num_seqs,
+        running_without_cache=None if caching else flags.max_running_requests,
     )
     token = kv_bytes_per_token(model, e.hardware.tp, engine.kv_dtype)
     pools = pools_of(memory_bytes(e.memory), slot, token, split)
@@ -203,7 +203,7 @@ def _options(
         int8_slots=pools.int8_slots or None,
         chunked_prefill_size=flags.chunked_prefill_size,
         max_prefill_tokens=flags.max_prefill_tokens,
-        max_running=engine.max_num_seqs,
+        max_running=flags.max_running_requests or engine.max_num_seqs,
         context_len=engine.max_model_len,
         schedule_policy=flags.schedule_policy,
         skip_decode_lock=flags.skip_decode_lock,
