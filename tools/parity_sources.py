@@ -4,13 +4,15 @@ import argparse
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 Row = dict[str, Any]
+# SGLang stops with these when running requests lock a whole pool of states; so does the simulator.
+CRASHES = ("Can not alloc mamba cache", "Can not alloc int8", "Not enough space for mamba cache")
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,39 @@ class Source:
                 f"{kind} cases from seed {first}"
             )
 
-    def compare(self) -> Callable[[Row], list[str]]:
-        """The simulator's comparison for this engine's rows."""
+    def tells(self, row: Row) -> bool:
+        """Whether there is something to compare: a recording, or a crash that is simulated."""
+        return "error" not in row or (
+            self.engine == "sglang" and any(text in row["error"] for text in CRASHES)
+        )
+
+    def differences(self, row: Row) -> list[str]:
+        """Compare the simulator with one row."""
         if self.engine == "sglang":
-            from sim.sglang.parity import compare as compare_sglang
+            return crash_differences(row) if "error" in row else sglang_differences(row)
+        from sim.vllm.parity import compare
 
-            return lambda row: compare_sglang(row["case"], row["oracle"], row["sglang"])
-        from sim.vllm.parity import compare as compare_vllm
+        return compare(row["case"], row["result"])
 
-        return lambda row: compare_vllm(row["case"], row["result"])
+
+def sglang_differences(row: Row) -> list[str]:
+    """Compare one recorded SGLang case."""
+    from sim.sglang.parity import compare
+
+    return compare(row["case"], row["oracle"], row["sglang"])
+
+
+def crash_differences(row: Row) -> list[str]:
+    """Replay a case in which SGLang stopped; the simulator has to stop with the same words."""
+    from sim.sglang.parity import Replay
+    from sim.sglang.pools import EngineCrashError
+
+    try:
+        Replay(row["case"], row["sglang"]).run()
+    except EngineCrashError as error:
+        same = str(error) in row["error"]
+        return [] if same else [f"SGLang stopped: {row['error']}; the simulator: {error}"]
+    return [f"SGLang stopped: {row['error']}; the simulator did not"]
 
 
 def version_of(engine: str, wheel: str) -> str:
