@@ -34,7 +34,7 @@ def show(p: Plan, console: Console | None = None) -> None:
         ("One request", _request(p)),
         ("Crossover", _crossover(p)),
     ):
-        _print(console, title, list(rows))
+        print_rows(console, title, list(rows))
     _groups(console, p)
     for warning in p.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}")
@@ -46,7 +46,8 @@ def _title(p: Plan) -> str:
     return f"{p.serving.engine}, mode {mode}, tensor parallelism {p.serving.tp}"
 
 
-def _print(console: Console, title: str, rows: list[tuple[str, str]]) -> None:
+def print_rows(console: Console, title: str, rows: list[tuple[str, str]]) -> None:
+    """A topic's rows under its title."""
     if not rows:
         return
     table = Table(box=None, show_header=False, pad_edge=False, title=title, title_justify="left")

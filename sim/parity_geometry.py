@@ -12,6 +12,7 @@ from typing import Any
 from sim.models import load
 from sim.plan import Plan, plan
 from sim.sglang.sizes import model_chunk, slot_of
+from sim.sglang.strategy import supports_hybrid_cache
 from sim.vllm.model_geometry import Serving
 
 Row = dict[str, Any]
@@ -69,8 +70,8 @@ def compare_row(row: Row) -> RowResult:
 
 
 def compare_sglang(row: Row) -> RowResult:
-    """Our slot and grid for a row's model against the row's; a grid that SGLang's own code could
-    not tell (null) is left out."""
+    """Our slot and grid for a row's model against the row's; the grid is null for what SGLang gives
+    no cache of KV and states."""
     name = " ".join(str(row.get(k)) for k in ("model", "sglang", "tp", "ssm"))
     try:
         model = load(row["model"])
@@ -83,12 +84,10 @@ def compare_sglang(row: Row) -> RowResult:
         "slot_bytes": slot.bytes,
         "default": row["ssm"] == "float32",
     }
-    ours |= {
-        f"grid_page{page}": max(model_chunk(model), page)
-        for page in (1, 64)
-        if row[f"grid_page{page}"] is not None
-    }
-    told = {k: v for k, v in row.items() if v is not None and k != "sglang"}
+    hosted = supports_hybrid_cache(row["sglang"], model.architecture)
+    chunk = model_chunk(model)
+    ours |= {f"grid_page{n}": max(chunk, n) if hosted else None for n in (1, 64)}
+    told = {k: v for k, v in row.items() if k != "sglang"}
     return RowResult(name, next(_differences(told, ours), None))
 
 

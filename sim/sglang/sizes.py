@@ -104,6 +104,7 @@ class Split:
 
 def pools_of(memory_bytes: int, slot: Slot, token_bytes: int, split: Split) -> Pools:
     """Both pools in ``memory_bytes``. Raises ``GeometryError`` if nothing fits."""
+    _refuse(split)
     slots = _slots(memory_bytes, slot, split)
     if slots < 1 and slot.layers:
         raise GeometryError(
@@ -127,6 +128,26 @@ def pools_of(memory_bytes: int, slot: Slot, token_bytes: int, split: Split) -> P
         slots, pages * split.page_size, int8_slots, state, (pages + 1) * page_bytes, int8,
         0 if split.inside else int8,
     )  # fmt: skip
+
+
+def running_wanted(kv_tokens: int, context_len: int, asked: int | None = None) -> int:
+    """Requests that may run at once before the state slots limit them: ``asked``, else what
+    SGLang reckons from the KV pool; never more than half its tokens."""
+    if asked is None:
+        asked = max(min(int(kv_tokens / context_len * 512), 4096), 2048)
+    return max(1, min(asked, kv_tokens // 2))
+
+
+def _refuse(split: Split) -> None:
+    if split.ratio <= 0:
+        raise GeometryError(
+            f"mamba_full_memory_ratio is {split.ratio}; it must be above 0, the default is "
+            f"{FULL_MEMORY_RATIO}"
+        )
+    for name in ("page_size", "max_mamba_cache_size", "int8_slots", "running_without_cache"):
+        value = getattr(split, name)
+        if value is not None and value < 1:
+            raise GeometryError(f"{name} is {value}; it must be 1 or more; the nearest is 1")
 
 
 def _slots(memory_bytes: int, slot: Slot, split: Split) -> int:

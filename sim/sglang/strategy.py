@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from sim.dtypes import one_of
+
 FILE = Path(__file__).parents[1] / "data" / "sglang_architectures.yaml"
 
 
@@ -40,7 +42,23 @@ def supports_extra_buffer(version: str, architecture: str) -> bool:
 
 
 def resolve(version: str, architecture: str, asked: str, page_size: int, overlap: bool) -> Strategy:
-    """``asked`` as the engine runs it. ``overlap``: the user did not turn it off."""
+    """``asked`` as the engine runs it. ``overlap``: the user did not turn it off.
+
+    Raises ``ValueError`` for an architecture that has no cache of KV and states there (an empty
+    name is taken for one that has), and for an extra buffer that it cannot use.
+    """
+    one_of("strategy", asked, ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"))
+    if architecture and not supports_hybrid_cache(version, architecture):
+        raise ValueError(
+            f"SGLang {version} has no cache of KV and states for {architecture}; architectures "
+            f"that have one are {', '.join(_architectures()[version]['radix'])}"
+        )
+    lacks = bool(architecture) and not supports_extra_buffer(version, architecture)
+    if lacks and asked.startswith("extra_buffer"):
+        raise ValueError(
+            f"strategy {asked}: SGLang {version} has no extra buffer for {architecture}; "
+            "the nearest valid choice is no_buffer"
+        )
     if asked != "auto":
         return Strategy(asked, overlap and asked != "no_buffer", "as asked")
     if not supports_extra_buffer(version, architecture):
