@@ -13,6 +13,7 @@ from rich.console import Console
 
 from experiments.cli_errors import UsageError, tells_errors
 from sim import parity_geometry
+from sim.marconi_artifact import parity as marconi
 from sim.sglang import parity as sglang
 from sim.vllm import parity as vllm
 
@@ -41,6 +42,11 @@ def differences(path: Path) -> Iterator[tuple[str, list[str]]]:
     elif isinstance(data, dict) and "vllm" in data:
         for result in parity_geometry.compare_file(path):
             yield result.name, [result.difference] if result.difference else []
+    elif marconi.is_recorded(data):
+        try:
+            yield from marconi.compare(data)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from None
     else:
         raise UsageError(f"{path}: not a recorded case; expected an object with case and result")
 

@@ -8,6 +8,16 @@ from typing import Any
 
 from traces.generators.agentic import Agentic, agentic
 from traces.generators.chat import Chat, chat
+from traces.generators.marconi import (
+    FewShot,
+    Lmsys,
+    ShareGpt,
+    SweBench,
+    fewshot,
+    lmsys,
+    sharegpt,
+    swebench,
+)
 from traces.generators.parameters import in_range, one_of, read
 from traces.generators.shared_prefix import SharedPrefix, shared_prefix
 from traces.trace import Trace
@@ -37,6 +47,10 @@ GENERATORS: Mapping[str, Generator] = {
     "shared_prefix": Generator(SharedPrefix, shared_prefix),
     "chat": Generator(Chat, chat),
     "agentic": Generator(Agentic, agentic),
+    "marconi_lmsys": Generator(Lmsys, lmsys),
+    "marconi_sharegpt": Generator(ShareGpt, sharegpt),
+    "marconi_swebench": Generator(SweBench, swebench),
+    "marconi_fewshot": Generator(FewShot, fewshot),
 }
 
 
