@@ -46,6 +46,10 @@ class Base:
     def observe(self, memory: Memory, event: str, state: State) -> None:
         """Nothing to learn."""
 
+    def report(self, memory: Memory) -> dict[str, float]:
+        """Nothing to tell."""
+        return {}
+
 
 def aligned_stop(request: Prefill, start: int, end: int, limits: Limits) -> int:
     """Where a chunk ends so that a state falls on the positions a later request can hit.

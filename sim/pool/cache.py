@@ -105,3 +105,13 @@ class ExactCache:
     def cached_bytes(self) -> int:
         """Everything is cached."""
         return self.used_bytes
+
+    def check(self) -> None:
+        """Every token that the index covers is counted once."""
+        covered: dict[int, int] = {}
+        for request in range(len(self.prefixes.offsets) - 1):
+            for start, _, delta in self.prefixes.extents(request):
+                head = start + 1 + delta
+                if head in self.written.last:
+                    covered[head] = self.written.last[head] - head + 1
+        assert sum(covered.values()) == self.tokens, f"{self.tokens} tokens counted"
