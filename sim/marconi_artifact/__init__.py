@@ -4,7 +4,8 @@ Outside the engines and exempt from their invariants: it credits tokens that are
 holds more bytes than it is given, because the artifact does. ``docs/marconi.md`` lists where.
 """
 
-from sim.marconi_artifact.replay import VERSIONS, Replay, replay, replay_trace
+from sim.marconi_artifact.outcome import Replay, Sequence
+from sim.marconi_artifact.replay import VERSIONS, replay, replay_trace
 from sim.marconi_artifact.sizes import Sizes
 
-__all__ = ["VERSIONS", "Replay", "Sizes", "replay", "replay_trace"]
+__all__ = ["VERSIONS", "Replay", "Sequence", "Sizes", "replay", "replay_trace"]

@@ -31,11 +31,11 @@ def evict_oldest_leaves(tree: Tree, want: float) -> None:
             heapq.heappush(heap, parent)
 
 
-def evict_by_score(tree: Tree, want: float, alpha: float) -> None:
+def evict_by_score(tree: Tree, want: float, alpha: float, exact_booking: bool) -> None:
     """Nodes of at most one child by FLOPs per byte and recency until ``want`` bytes seem free.
 
     "Seem": for a leaf the artifact books the edge of its last candidate, not of the victim, so
-    that the tree may stay larger than it should (V2 and V3).
+    that the tree may stay larger than it should (V2 and V3); ``exact_booking`` mends this.
     """
     sizes = tree.sizes
     queue = _Candidates(tree)
@@ -46,7 +46,8 @@ def evict_by_score(tree: Tree, want: float, alpha: float) -> None:
             queue.merged(victim, tree.merge(victim))
             freed += sizes.checkpoint_bytes
         else:
-            freed += sizes.checkpoint_bytes + sizes.kv_bytes * last.edge
+            booked = victim if exact_booking else last
+            freed += sizes.checkpoint_bytes + sizes.kv_bytes * booked.edge
             tree.remove(victim)
             queue.removed(victim)
 

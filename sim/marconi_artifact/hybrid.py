@@ -22,12 +22,19 @@ class Hybrid:
     """A cache of ``capacity`` bytes.
 
     ``alpha`` None is V1: the oldest leaf goes first, and a visit refreshes the whole path.
+    ``exact_booking`` mends the bytes that an eviction by score believes to have freed.
     """
 
-    def __init__(self, sizes: Sizes, capacity: float, alpha: float | None) -> None:
+    def __init__(
+        self, sizes: Sizes, capacity: float, alpha: float | None, exact_booking: bool = False
+    ) -> None:
         self.tree = Tree(sizes)
-        self.capacity, self.alpha = capacity, alpha
+        self.capacity, self.alpha, self.exact_booking = capacity, alpha, exact_booking
         self.evicts = False
+
+    def emptied(self, alpha: float) -> Hybrid:
+        """An empty cache of the same kind under ``alpha``."""
+        return Hybrid(self.tree.sizes, self.capacity, alpha, self.exact_booking)
 
     def lookup(self, tokens: Tokens) -> int:
         """Tokens credited to a prompt; this moves the clock and refreshes what it reads."""
@@ -71,7 +78,7 @@ class Hybrid:
         if self.alpha is None:
             evict_oldest_leaves(self.tree, want)
         else:
-            evict_by_score(self.tree, want, self.alpha)
+            evict_by_score(self.tree, want, self.alpha, self.exact_booking)
 
     def _add(self, tokens: Tokens) -> None:
         tree = self.tree

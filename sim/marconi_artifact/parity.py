@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.marconi_artifact.replay import Replay, Sequence, replay
+from sim.marconi_artifact.outcome import Replay, Sequence
+from sim.marconi_artifact.replay import replay
 from sim.marconi_artifact.sizes import Sizes
 from sim.marconi_artifact.tree import Tokens
 
