@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import lcm
 
 from sim.dtypes import one_of
 from sim.model import Model
@@ -146,6 +147,7 @@ def sglang_plan(model: Model, serving: SglangServing) -> SglangPlan:
     strategy = _strategy(model, serving, version)
     slot = slot_of(model, serving.tp, serving.ssm_dtype)
     options, pools = _pools(model, serving, strategy, slot)
+    _refuse_interval(model, options)
     context = serving.max_model_len or model.max_model_len
     return SglangPlan(
         model=model,
@@ -158,7 +160,7 @@ def sglang_plan(model: Model, serving: SglangServing) -> SglangPlan:
         kv_bytes_per_token=kv_bytes(model, serving),
         pools=pools,
         other=_other(model, serving, strategy, slot),
-        warnings=warnings_of(model, serving, options, pools, context),
+        warnings=warnings_of(model, serving, slot, options, pools, context),
     )
 
 
@@ -173,6 +175,17 @@ def _strategy(model: Model, serving: SglangServing, version: str) -> Strategy:
     return resolve(
         version, model.architecture, serving.strategy, serving.page_size, serving.overlap
     )
+
+
+def _refuse_interval(model: Model, o: SglangOptions) -> None:
+    """Mamba-2's kernels write at most one tracked state a chunk (its backend, at start-up)."""
+    tracked = o.radix_cache and o.strategy != "no_buffer"
+    mamba2 = model.state is not None and model.state.family == "mamba2"
+    if tracked and mamba2 and o.track_interval < o.mamba_chunk:
+        raise GeometryError(
+            f"track_interval is {o.track_interval}; with Mamba-2 it must be at least the model's "
+            f"chunk, the nearest valid choice is {lcm(o.mamba_chunk, o.page_size)}"
+        )
 
 
 def _slot(model: Model, slot: Slot) -> SlotPlan:

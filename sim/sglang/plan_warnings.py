@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING
 
 from sim.model import Model
 from sim.sglang.options import SglangOptions
+from sim.sglang.sizes import Slot
 
 if TYPE_CHECKING:
     from sim.sglang.plan import PoolsPlan, SglangServing
 
 
 def warnings_of(
-    model: Model, serving: SglangServing, o: SglangOptions, pools: PoolsPlan, context: int
+    model: Model,
+    serving: SglangServing,
+    slot: Slot,
+    o: SglangOptions,
+    pools: PoolsPlan,
+    context: int,
 ) -> tuple[str, ...]:
     """Every warning, the gravest first."""
-    keeps = (*_strategy(o), *_grid(o, context), *_int8(serving, pools)) if o.radix_cache else ()
+    keeps = (
+        (*_strategy(o), *_grid(o, context), *_int8(serving, slot, pools)) if o.radix_cache else ()
+    )
     return (*_pools(o, pools, context), *keeps, *_model(model, context))
 
 
@@ -76,9 +84,11 @@ def _grid(o: SglangOptions, context: int) -> Iterator[str]:
         )
 
 
-def _int8(serving: SglangServing, pools: PoolsPlan) -> Iterator[str]:
+def _int8(serving: SglangServing, slot: Slot, pools: PoolsPlan) -> Iterator[str]:
     if not serving.int8:
         return
+    if slot.int8_bytes >= slot.bytes:
+        yield "int8 checkpoints save nothing: this model's slot has no temporal state"
     if serving.int8_outside:
         yield (
             f"the int8 pool takes {pools.int8_pool_bytes:,} bytes beside the memory given, as "
