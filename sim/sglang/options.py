@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
+from sim.dtypes import one_of
+
 VERSIONS = ("0.5.23", "0.5.18")
 STRATEGIES = ("no_buffer", "extra_buffer", "extra_buffer_lazy")
 POLICIES = ("fcfs", "lpm", "dfs-weight")
@@ -144,12 +146,6 @@ class SglangOptions:
     def running_limit(self) -> int:
         """Most requests that run at once."""
         return min(self.max_running, self.mamba_slots // self.ratio)
-
-
-def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` unless ``value`` is one of ``allowed``."""
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
 
 
 def at_least_one(name: str, value: int) -> None:
