@@ -118,11 +118,13 @@ class TraceConfig(Strict):
 
 
 class PolicyConfig(Strict):
-    """A shipped policy or a ``.py`` file; ``engine`` overrides the experiment's version."""
+    """A shipped policy or a ``.py`` file; ``engine`` overrides the experiment's version and
+    ``engine_settings`` any key below ``engine``, dotted or nested, for this entry alone."""
 
     name: str
     label: str | None = None
     engine: EngineName | None = None
+    engine_settings: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
 
     @property
@@ -130,7 +132,8 @@ class PolicyConfig(Strict):
         """What legends and tables call it."""
         if self.label:
             return self.label
-        extra = ", ".join(f"{k}={v}" for k, v in self.parameters.items())
+        given = {**self.parameters, **self.engine_settings}
+        extra = ", ".join(f"{k.split('.')[-1]}={v}" for k, v in given.items())
         where = f" ({self.engine})" if self.engine else ""
         return f"{self.name}{' ' + extra if extra else ''}{where}"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.cli_errors import UsageError
-from experiments.config import Experiment, checked, put
+from experiments.config import Experiment, PolicyConfig, checked, put
 from experiments.engines import Point, host, load_policy, serving, sglang_of, sized
 from experiments.simulate import load_trace, run_point
 from sim.cost import device as devices
@@ -42,8 +42,18 @@ def points_of(experiment: Experiment) -> list[Point]:
         named = zip(experiment.policies, resolved.policies, strict=True)
         plain = [new.model_copy(update={"label": old.shown}) for old, new in named]
         for policy, seed in itertools.product(plain, resolved.seeds):
-            out.append(Point(resolved, policy, axes, seed))
+            out.append(Point(_with_settings(resolved, policy), policy, axes, seed))
     return out
+
+
+def _with_settings(experiment: Experiment, policy: PolicyConfig) -> Experiment:
+    """The experiment with the policy's own engine settings."""
+    if not policy.engine_settings:
+        return experiment
+    data = experiment.model_dump(by_alias=True)
+    for dotted, value in policy.engine_settings.items():
+        put(data, f"engine.{dotted}", value)
+    return checked(data, f"engine_settings of policy {policy.shown}")
 
 
 def _shown(value: Any, axis: list[Any]) -> Any:
