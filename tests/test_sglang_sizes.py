@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "golden" / "geometry"
 GIB = 1 << 30
 NEMOTRON = load("nemotron-h-8b")
 PLAIN = SglangServing(memory_bytes=40 * GIB)
-# A slot of 1,000 bytes, 300 as int8: 100 of conv, 900 = 225 float32, 5 heads x 9 x 5 channels.
+# 1,000 bytes: conv 100, 225 float32; 425 as int8: conv 100, 225 values, 25 scales of 4.
 SLOT = Slot(1, ((50,),), (5, 9, 5), "bfloat16", "float32")
 
 
