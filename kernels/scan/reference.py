@@ -44,12 +44,12 @@ def prefill(
                 pad(each[row : row + length].to(work), (0, 0, 0, size - length))
                 for each in (u, dt, B, C)
             )
-            found, state = step(state, pu, pd, A, pb, pc, dt_bias, soft, lengths[i])
+            found, state = step(state, pu, pd, A, pb, pc, D, dt_bias, soft, lengths[i])
             y[row : row + length] = found[:length]
             if out >= 0:
                 states[out] = state
         last[s] = state
-    return (y if D is None else (y + D * u).to(u.dtype)), last, states
+    return y, last, states
 
 
 def chunk(
@@ -59,6 +59,7 @@ def chunk(
     A: torch.Tensor,
     B: torch.Tensor,
     C: torch.Tensor,
+    D: Maybe,
     dt_bias: Maybe,
     soft: bool,
     length: torch.Tensor,
@@ -70,7 +71,8 @@ def chunk(
     steps = (d[:, :, None] * A).exp(), (d * u)[:, :, None] * B[:, None, :]
     decay, added = affine.scan(*steps)
     every = decay * state + added
-    return (every @ C[:, :, None]).squeeze(2), every[-1]
+    y = (every @ C[:, :, None]).squeeze(2)
+    return (y if D is None else y + D * u), every[-1]
 
 
 def update(

@@ -165,7 +165,8 @@ def prefill(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     last = x.new_empty((sequences, heads, p, n), dtype=torch.float32)
     states = x.new_empty((count, heads, p, n), dtype=torch.float32)
-    chosen = dict(config.row(backend, "ssd_prefill", size))
+    operation = "ssd_prefill_fp32" if x.dtype == torch.float32 else "ssd_prefill"
+    chosen = dict(config.row(backend, operation, size))
     block = config.power(p, most=chosen.pop("BLOCK_P"))
     launches.start(
         prefill_kernel,

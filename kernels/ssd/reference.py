@@ -42,12 +42,12 @@ def prefill(
         for i in range(plan.bounds[s], plan.bounds[s + 1]):
             row, length, out = int(plan.rows[i]), int(plan.lengths[i]), int(plan.outs[i])
             px, pd, pb, pc = (_padded(each, row, length, size, work) for each in (x, dt, B, C))
-            found, state = step(state, px, pd, pb, pc, A, dt_bias, soft, lengths[i])
+            found, state = step(state, px, pd, pb, pc, A, D, dt_bias, soft, lengths[i])
             y[row : row + length] = found[:length]
             if out >= 0:
                 states[out] = state
         last[s] = state
-    return (y if D is None else (y + D[:, None] * x).to(x.dtype)), last, states
+    return y, last, states
 
 
 def _padded(
@@ -64,6 +64,7 @@ def chunk(
     B: torch.Tensor,
     C: torch.Tensor,
     A: torch.Tensor,
+    D: Maybe,
     dt_bias: Maybe,
     soft: bool,
     length: torch.Tensor,
@@ -86,7 +87,8 @@ def chunk(
     weight = (end - total).exp() * d
     added = (values * weight[:, :, None]).transpose(1, 2).reshape(groups, -1, size) @ b
     following = state * end.exp()[:, :, None] + added.view(heads, p, n)
-    return (within + carried).transpose(0, 1), following
+    y = (within + carried).transpose(0, 1)
+    return (y if D is None else y + D[:, None] * x), following
 
 
 def update(
