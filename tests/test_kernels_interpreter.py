@@ -27,7 +27,7 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 def test_all_kernels_in_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, "-m", "pytest", "-W", "ignore", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-vv", "-W", "ignore", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, *(str(HERE / name) for name in FILES)],
         cwd=HERE.parent,
@@ -37,13 +37,5 @@ def test_all_kernels_in_the_interpreter():
         timeout=900,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    listed = subprocess.run(
-        [*command, "--collect-only", "-q", *(str(HERE / name) for name in FILES)],
-        cwd=HERE.parent,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    ).stdout
-    assert len(re.findall(r"triton-cpu", listed)) > 80
-    assert "torch-cpu" not in listed
+    assert len(re.findall(r"triton-cpu.* PASSED", done.stdout)) > 80
+    assert "torch-cpu" not in done.stdout
