@@ -80,6 +80,7 @@ class BudgetCache:
         self.extents: dict[int, Extents] = {}
         self.held: dict[int, Held] = {}
         self.asked: dict[int, Sequence[int]] = {}
+        self.finished: set[int] = set()
         self.fresh: list[Checkpoint] = []
         self.inside: list[tuple[int, Checkpoint]] = []
         self.looked: tuple[Hit | None, Checkpoint | None, int] = (None, None, 0)
@@ -310,6 +311,7 @@ class BudgetCache:
         self.states.refresh(self.tree.unlock(held.node))
         if over:
             self.extents.pop(r.index, None)
+            self.finished.add(r.index)
             if self.watched:
                 self._observe("request finished", self._as_state(r, last))
 

@@ -50,7 +50,7 @@ class PoolEngine(ScheduledEngine):
             )
         ledger = Ledger() if ledger is None else ledger
         self.everywhere = layout.mode == "exact" and layout.dense
-        self.policy, self.finished = policy, set[int]()
+        self.policy = policy
         self.cache: ExactCache | BudgetCache
         if self.everywhere:
             capacity_bytes = None
@@ -73,10 +73,10 @@ class PoolEngine(ScheduledEngine):
         super().__init__(trace, self.cache, options, ledger, capacity_bytes or 0)
 
     def _rehearse(self, policy: Policy, requests: Sequence[int]) -> list[int]:
-        for request in requests:
-            if request not in self.finished:
-                raise ValueError(f"request {request} has not finished, so it cannot be rehearsed")
         assert isinstance(self.cache, BudgetCache)
+        for request in requests:
+            if request not in self.cache.finished:
+                raise ValueError(f"request {request} has not finished, so it cannot be rehearsed")
         made = BudgetCache(
             self.cache.prefixes, policy, Ledger(on=False), self.sizes,
             generation=self.cache.generation,
@@ -103,12 +103,6 @@ class PoolEngine(ScheduledEngine):
         if isinstance(self.cache, BudgetCache):
             self.cache.now_ns = now_ns
         return super().plan(now_ns)
-
-    def commit(self, step: Step) -> Sequence[int]:
-        """Read the oldest step back."""
-        finished = super().commit(step)
-        self.finished.update(finished)
-        return finished
 
     def report(self) -> dict[str, float]:
         """What the policy learned, for the summary."""
