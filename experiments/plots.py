@@ -73,12 +73,14 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
             _panel(ax, plot, rows)
             if panel is not None:
                 ax.set_title(plot.facet_labels.get(str(panel), f"{plot.facet} {panel}"))
-        if plot.from_zero and not plot.log_y:
+        lying = plot.bars and plot.x == plot.series
+        if plot.from_zero and not plot.log_y and not lying:
             axes[0][0].set_ylim(bottom=0)  # only now: it ends the scaling of the shared axis
-        axes[0][0].set_ylabel(plot.y_label)
+        axes[0][0].set_ylabel(plot.x_label if lying else plot.y_label)
         handles, labels = axes[0][0].get_legend_handles_labels()
-        columns = len(labels) if len(labels) <= 5 else 4
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+        columns = _columns(labels, width)
+        if labels:
+            figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
         where = f"{experiment.model}, {experiment.hardware.device.upper()}, step times modelled"
         figure.suptitle(f"{plot.title}\n{where}" if experiment.kind == "replay" else plot.title)
         path = out / f"{plot.file}.png"
@@ -88,12 +90,20 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
     return path
 
 
+def _columns(labels: list[str], width: float) -> int:
+    """Of the legend: as many as its text leaves room for; a character takes about 0.075 inch."""
+    longest = max((len(label) for label in labels), default=1)
+    return max(1, min(len(labels), int(width / (0.075 * longest + 0.6))))
+
+
 def colours(names: list[Any]) -> list[str]:
     """One a series: the policy's own where it is the first with that name, else the next."""
-    free, out = iter(COLOURS * (1 + len(names))), list[str]()
+    kept = {POLICY_COLOURS.get(str(name).split(" ")[0]) for name in names}
+    spare = [c for c in COLOURS if c not in kept] or list(COLOURS)
+    free, out = iter(spare * (2 + len(names))), list[str]()
     for name in names:
         own = POLICY_COLOURS.get(str(name).split(" ")[0])
-        out.append(own if own and own not in out else next(c for c in free if c not in out[-5:]))
+        out.append(own if own and own not in out else next(c for c in free if c not in out[-2:]))
     return out
 
 
@@ -105,12 +115,30 @@ def _bars(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
         means = rows[rows[plot.series] == name].groupby(plot.x)[plot.y].mean()
         at = np.arange(len(names)) - 0.4 + width * (i + 0.5)
         bars = ax.bar(at, means.reindex(names), width, color=palette[i], label=str(name))
-        ax.bar_label(bars, fmt="{:.0f}", fontsize=6.5, padding=2)
+        ax.bar_label(bars, fmt=_bar_format(rows[plot.y]), fontsize=6.5, padding=2)
     ax.set_xticks(np.arange(len(names)), [str(n) for n in names])
     ax.grid(axis="x", visible=False)
 
 
+def _bar_format(values: Any) -> str:
+    return "{:.0f}" if values.max() >= 10 else "{:.3f}"
+
+
+def _lying_bars(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
+    """One bar a series, named at its left, where the series is the x axis too."""
+    names = list(dict.fromkeys(rows[plot.x]))
+    means = rows.groupby(plot.x)[plot.y].mean().reindex(names)
+    bars = ax.barh([str(n) for n in names], means, color=colours(names), height=0.7)
+    ax.bar_label(bars, fmt=_bar_format(means), fontsize=8, padding=3)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel(plot.y_label)
+
+
 def _panel(ax: Axes, plot: PlotConfig, rows: pd.DataFrame) -> None:
+    if plot.bars and plot.x == plot.series:
+        _lying_bars(ax, plot, rows)
+        return
     if plot.bars:
         _bars(ax, plot, rows)
         ax.set_xlabel(plot.x_label)
