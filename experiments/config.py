@@ -97,13 +97,16 @@ class InlineRequest(Strict):
 
 class TraceConfig(Strict):
     """A file (``path``), a generator with its ``parameters``, or ``requests`` written out, each
-    starting when the one before has finished; then arrivals."""
+    starting when the one before has finished; then arrivals. ``answers``: whether later prompts
+    can share what was answered; ``unknown`` forgets it, ``known`` takes what the trace says, and
+    infers it where a Mooncake file says nothing. Left out, the trace is taken as it is."""
 
     requests: list[InlineRequest] = []
     path: str | None = None
     generator: str | None = None
     parameters: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    answers: Literal["known", "unknown"] | None = None
     arrivals: ArrivalsConfig | None = None
     arrival_scale: float = Field(1.0, gt=0)
     limit: int | None = Field(None, ge=1)

@@ -178,6 +178,7 @@ def manifest(experiment: Experiment, points: list[Point]) -> dict[str, Any]:
         if experiment.kind == "replay"
         else [],
         "infer_appends": experiment.trace.options.get("infer_appends", "off"),
+        "answers": experiment.trace.answers or "as the trace has them",
     }
 
 

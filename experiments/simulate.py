@@ -21,8 +21,8 @@ from sim.records import Records
 from traces import arrivals
 from traces.generators import generate
 from traces.identity import Prefixes, identify
-from traces.registry import read_trace
-from traces.trace import Request, Run, Trace, from_requests
+from traces.registry import detect, read_trace
+from traces.trace import Request, Run, Trace, forget_outputs, from_requests
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,14 @@ def _is_random(config: TraceConfig) -> bool:
 def _load_trace(text: str, seed: int) -> tuple[Trace, Prefixes]:
     config = TraceConfig.model_validate_json(text)
     if config.path:
-        trace = read_trace(config.path, **config.options)
+        trace = read_trace(config.path, **_reading(config))
     elif config.requests:
         trace = _written(config.requests)
     else:
         assert config.generator is not None, "checked before the run"
         trace = generate(config.generator, config.parameters, seed)
+    if config.answers == "unknown":
+        trace = forget_outputs(trace)
     if config.limit:
         trace = arrivals.limit(trace, config.limit)
     if config.arrivals is not None:
@@ -67,6 +69,14 @@ def _load_trace(text: str, seed: int) -> tuple[Trace, Prefixes]:
     if config.arrival_scale != 1.0:
         trace = arrivals.scale(trace, config.arrival_scale)
     return trace, identify(trace)
+
+
+def _reading(config: TraceConfig) -> dict[str, Any]:
+    """Options of the file's reader."""
+    options, format = dict(config.options), config.options.get("format")
+    if config.answers and config.path and (format or detect(config.path)) == "mooncake":
+        options["infer_appends"] = "on" if config.answers == "known" else "off"
+    return options
 
 
 def _written(rows: list[InlineRequest]) -> Trace:

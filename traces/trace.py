@@ -8,7 +8,7 @@ their addresses agree. Nothing else is known of a token, and nothing else is nee
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,11 @@ def from_requests(requests: Iterable[Request], **notes: object) -> Trace:
         session_names=tuple(sessions),
         notes=dict(notes),
     )
+
+
+def forget_outputs(trace: Trace) -> Trace:
+    """The same requests with outputs of unknown content, which no later prompt can share."""
+    return from_requests((replace(r, output=()) for r in trace), **trace.notes)
 
 
 def _merged_runs(rows: Sequence[Request]) -> tuple[Ints, Ints]:
