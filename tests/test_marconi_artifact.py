@@ -287,6 +287,16 @@ def test_v3_holds_more_than_its_capacity_and_v1_does_not() -> None:
     assert 0.05 < (loose.bytes_after > capacity).mean() < 0.3
 
 
+def test_the_example_of_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "marconi.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    exec(code, {})
+    rate, bytes_held = map(float, capsys.readouterr().out.split())
+    said = code.split("# ")[-1].split(",")
+    assert rate == pytest.approx(float(said[0]), abs=5e-5)
+    assert bytes_held == pytest.approx(float(said[1]), abs=5e-4)
+
+
 def test_counts_hold_together(chats: Trace) -> None:
     """What came in less what the evictions took is what is there."""
     ours = replay_trace(chats, version="V1", capacity_bytes=2e9)
