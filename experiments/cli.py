@@ -16,7 +16,6 @@ from experiments.cli_parity import parity
 from experiments.config import Experiment
 from experiments.run import redraw
 from experiments.run import run as run_experiment
-from sim.loop import StalledError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -81,7 +80,7 @@ def _schema() -> None:
     typer.echo(json.dumps(Experiment.model_json_schema(), indent=1))
 
 
-app.command("run")(tells_errors(_run, StalledError))
+app.command("run")(tells_errors(_run))
 app.command("plot")(tells_errors(_plot))
 app.command("list")(tells_errors(_list))
 app.command("schema")(tells_errors(_schema))

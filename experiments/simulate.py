@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.cli_errors import UsageError
 from experiments.config import ArrivalsConfig, InlineRequest, TraceConfig
 from experiments.engines import Point, host, kv_bytes_per_token, serving, sized
 from sim import models
@@ -15,9 +16,10 @@ from sim.attribution import attribute, lost_at_preemption
 from sim.cost import device as devices
 from sim.cost.modelled import ModelledBackend
 from sim.ledger import Ledger
-from sim.loop import replay
+from sim.loop import StalledError, replay
 from sim.metrics import summary
 from sim.records import Records
+from sim.sglang.pools import EngineCrashError
 from traces import arrivals
 from traces.generators import generate
 from traces.identity import Prefixes, identify
@@ -37,7 +39,13 @@ def run_point(point: Point) -> Result:
     """Size or replay the point; every table carries the point's columns."""
     if point.experiment.kind == "geometry":
         return Result(point.columns() | geometry_row(point), {})
-    return _replay(point)
+    try:
+        return _replay(point)
+    except (StalledError, EngineCrashError) as error:
+        at = ", ".join(f"{name} {value}" for name, value in point.axes)
+        verb = "would crash" if isinstance(error, EngineCrashError) else "stalls"
+        where = f"policy {point.policy.shown}{' at ' + at if at else ''}"
+        raise UsageError(f"{where}: {point.version} {verb}: {error}") from None
 
 
 # -------------------------------------------------------------------------------- traces

@@ -265,3 +265,22 @@ def test_requests_that_never_fit_are_rejected_with_the_reason():
     assert "pool has 1000" in (engine(trace, kv_tokens=1000).reject_reason(0) or "")
     assert "context_len" in (engine(trace, context_len=1000).reject_reason(0) or "")
     assert engine(trace).reject_reason(0) is None
+
+
+def test_a_crash_of_the_engine_is_told_by_point(tmp_path):
+    from experiments import config
+    from experiments.cli_errors import UsageError
+    from experiments.points import points_of
+    from experiments.simulate import run_point
+
+    file = tmp_path / "crash.yaml"
+    file.write_text(
+        "name: crash\ndescription: no int8 slot is ever free\nmemory: 20GiB\n"
+        "engine: {version: sglang-0.5.23, sglang: {max_mamba_cache_size: 20,\n"
+        "  enable_int8_mamba_checkpoint: true, int8_mamba_ckpt_size: 1}}\n"
+        "trace:\n  generator: shared_prefix\n"
+        "  parameters: {groups: 4, repeats: 1, prefix_tokens: 600, output_tokens: 50}\n"
+    )
+    (point,) = points_of(config.load(file))
+    with pytest.raises(UsageError, match=r"semantic-only: sglang-0.5.23 would crash: Can not"):
+        run_point(point)
