@@ -9,6 +9,7 @@ is published when its last part is and dropped when its first part is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -76,6 +77,25 @@ class Ledger:
         self.request.append(request)
         self.key.append(key)
         self.position.append(position)
+
+    def extend(
+        self,
+        step: int,
+        kinds: Sequence[int],
+        action: Action,
+        cause: Cause,
+        keys: Sequence[int],
+        positions: Sequence[int],
+    ) -> None:
+        """Append events of one action that no request caused, in order; the caller asks ``on``."""
+        count = len(keys)
+        self.step += [step] * count
+        self.kind += kinds
+        self.action += [action] * count
+        self.cause += [cause] * count
+        self.request += [-1] * count
+        self.key += keys
+        self.position += positions
 
     def __len__(self) -> int:
         return len(self.step)

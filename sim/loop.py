@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from heapq import heappop, heappush
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import simpy
@@ -16,8 +17,8 @@ from simpy.events import URGENT, Event
 
 from sim.clock import Arrivals, Flight, Stretch, fly, lay_out, name_requests
 from sim.engine import Engine
-from sim.recorder import Recorder
-from sim.step import Step, StepBackend
+from sim.recorder import HitRecorder, Recorder
+from sim.step import Admission, Step, StepBackend
 from traces.trace import Trace
 
 
@@ -220,6 +221,14 @@ class _Replay:
                 self._arrive(due)
 
 
+@runtime_checkable
+class Lone(Protocol):
+    """An engine that can serve the only request it has without planning steps."""
+
+    def serve(self, request: int) -> Admission | None:
+        """Serve it to its end; how it was admitted, or None if the loop must plan its steps."""
+
+
 def serial(engine: Engine, trace: Trace, recorder: Recorder) -> None:
     """Hits only: each request finishes before the next arrives, and no step takes any time.
 
@@ -228,12 +237,16 @@ def serial(engine: Engine, trace: Trace, recorder: Recorder) -> None:
     """
     arrivals = Arrivals(trace)
     coming = list(arrivals.open)
+    hears = recorder if isinstance(recorder, HitRecorder) else None
+    alone = engine.serve if hears and isinstance(engine, Lone) else None
     while coming:
         now, request = heappop(coming)
         reason = engine.reject_reason(request)
         if reason is None:
             recorder.arrived(request, now)
             engine.arrive(request)
+            if hears and alone and (told := alone(request)):
+                hears.admitted(told)
             _drain(engine, trace, recorder, request, now)
         else:
             recorder.rejected(request, reason, now)
@@ -243,6 +256,8 @@ def serial(engine: Engine, trace: Trace, recorder: Recorder) -> None:
 
 
 def _drain(engine: Engine, trace: Trace, recorder: Recorder, request: int, now: int) -> None:
+    if not engine.unfinished:
+        return
     flights: deque[Step] = deque()
     once = np.array([now], np.int64)
     while engine.unfinished or flights:

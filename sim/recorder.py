@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.step import Step
+from sim.step import Admission, Step
 
 
 class Recorder(Protocol):
@@ -40,3 +40,11 @@ class Recorder(Protocol):
         last token, any other's is since the finish before. ``finished`` got their last token at
         ``finish_ns[-1]``. ``start_ns`` is when the first repetition began on the device.
         """
+
+
+@runtime_checkable
+class HitRecorder(Protocol):
+    """A recorder that hears of admissions alone: where no clock runs, steps need not be told."""
+
+    def admitted(self, admission: Admission) -> None:
+        """The request was admitted, and is served to its end."""

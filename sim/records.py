@@ -37,8 +37,12 @@ class Hits:
         """What each first lookup reused and matched."""
         for a in step.admitted:
             if not a.resumed:
-                self.hit_tokens[a.request] = a.hit
-                self.matched_tokens[a.request] = a.matched
+                self.admitted(a)
+
+    def admitted(self, admission: Admission) -> None:
+        """What the first lookup reused and matched."""
+        self.hit_tokens[admission.request] = admission.hit
+        self.matched_tokens[admission.request] = admission.matched
 
     def done(
         self, step: Step, start_ns: int, finish_ns: NDArray[np.int64], finished: Sequence[int]

@@ -16,9 +16,8 @@ from sim.vllm.hit import Hit
 from sim.vllm.keys import Keys
 from sim.vllm.lookup import Lookup
 from sim.vllm.options import VllmOptions
-from sim.vllm.pool import NULL, BlockPool
+from sim.vllm.pool import BlockPool
 from sim.vllm.request import Live
-from sim.vllm.rounding import ceil_div
 from sim.vllm.shape import shape_of
 from sim.vllm.state_take import StateTake
 
@@ -42,14 +41,17 @@ class VllmCache:
         self.lookup = Lookup(self.shape, self.pool, ledger).find
         self.keys = Keys(self.shape, self.pool, policy, memory, self.events)
         self.watermark_blocks = int(options.watermark * geometry.num_blocks)
+        self.budget_tokens = options.largest_chunk
         self.copies: list[tuple[int, int, int]] = []
         self.traffic = Traffic()
 
     def begin_step(self, step: int) -> None:
         """A new schedule call: nothing was keyed in it yet."""
-        self.stamp_events(step)
-        self.keys.now.clear()
-        if self.traffic.any:
+        self.events.step = step
+        if self.keys.now:
+            self.keys.now.clear()
+        moved = self.traffic
+        if moved.saves or moved.restores or moved.state_copies or moved.kv_copied_tokens:
             self.traffic = Traffic()
 
     def stamp_events(self, step: int) -> None:
@@ -59,110 +61,115 @@ class VllmCache:
     # ---------------------------------------------------------------- where a chunk ends
     def place(self, r: Live, start: int, end: int) -> int:
         """The policy's end of a chunk that may reach ``end``; ``start`` means wait."""
-        if not self.shape.align or (start >= r.prompt and start >= r.known - 1):
+        shape, known = self.shape, r.known
+        if not shape.align or (start >= r.prompt and start >= known - 1):
             return end  # past the end of prefill
-        block, unit = self.shape.block, self.shape.unit
-        last = r.known if self.shape.old else r.known - 1
-        tail = self.shape.tail_of(r.prompt) if self.shape.fine else 0
-        position = (r.prefill_end - 1) // self.shape.hit_unit * self.shape.hit_unit
-        exported = end >= r.prefill_end and self.shape.exportable(start, end, position)
-        request = Prefill(r.index, r.prompt, r.known, r.prefill_end, r.branch)
+        block, prefill_end = shape.block, max(r.prompt, known - 1)
+        last = known if shape.old else known - 1
+        position = (prefill_end - 1) // shape.hit_unit * shape.hit_unit
+        exported = end >= prefill_end and shape.exportable(start, end, position)
+        request = Prefill(r.index, r.prompt, known, prefill_end, r.branch)
         limits = Limits(
-            block_tokens=block,
-            unit_tokens=unit,
-            inner=position if exported else 0,
-            tail=tail,
-            budget_tokens=self.options.largest_chunk,
-            last_block=last // block * block,
+            block,
+            shape.unit,
+            position if exported else 0,
+            shape.tail_of(r.prompt) if shape.fine else 0,
+            self.budget_tokens,
+            last // block * block,
         )
-        placed, _ = self.policy.place(self.memory, request, start, end, limits)
-        return placed
+        return self.policy.place(self.memory, request, start, end, limits)[0]
 
     # ---------------------------------------------------------------- need
     def _checkpoint_for(
         self, r: Live, start: int, tokens: int, held: int
     ) -> tuple[int, int] | None:
         """Position and column of the state that this chunk exports, if it does."""
-        prefill_end = 0 if self.shape.dense else r.prefill_end
-        position = (tokens - 1) // self.shape.hit_unit * self.shape.hit_unit
-        column = ceil_div(tokens, self.shape.block) - 2
-        if position <= 0 or tokens < prefill_end or column < 0:
+        shape = self.shape
+        if shape.alignment is None or (not shape.dense and tokens < r.prefill_end):
             return None
-        if not self.shape.exportable(start, tokens, position):
+        column = -(-tokens // shape.block) - 2
+        if column <= (start - 1) // shape.block:
+            return None
+        position = (tokens - 1) // shape.hit_unit * shape.hit_unit
+        if position <= 0 or column < 0 or not shape.exportable(start, tokens, position):
             return None
         if column < held and column in r.states:
             return None
         return position, column
 
-    def _free_among(self, blocks: list[int]) -> int:
-        ref = self.pool.ref
-        return sum(1 for b in blocks if b != NULL and ref[b] == 0)
-
-    def _need(self, r: Live, tokens: int, hit: Hit | None, start: int, whole: bool) -> int:
-        """Blocks that the request must take to reach ``tokens``; more than the pool has if it
-        would read a state that is only written in this very step."""
-        total = 0
-        tail = bool(hit and hit.tokens and start % self.shape.kv_block)
-        if self.shape.kv_groups:
-            held = len(r.kv[0]) if r.kv else 0
-            hits = hit.kv if hit else []
-            for blocks in hits:
-                total += self._free_among(blocks)
-            found = len(hits[0]) if hits else 0
-            each = max(ceil_div(tokens, self.shape.kv_block) - held - found, 0)
-            total += len(self.shape.kv_groups) * (each + (1 if found and tail else 0))
-        if self.shape.state_groups:
-            total += self._need_states(r, tokens, hit, start, whole)
+    def _free_hits(self, hit: Hit) -> int:
+        """Hit blocks that nobody holds; more than there are if the hit's state is only written
+        in this very step."""
+        if hit.states and self.pool.key[hit.states[0]] in self.keys.now:
+            return self.pool.num_blocks + 1
+        free_among = self.pool.free_among
+        total = free_among(hit.states)
+        for blocks in hit.kv:
+            total += free_among(blocks)
         return total
 
-    def _need_states(self, r: Live, tokens: int, hit: Hit | None, start: int, whole: bool) -> int:
-        row = hit.states if hit else []
-        found = hit.column + 1 if hit and row else 0
-        if row and self.pool.key[row[0]] in self.keys.now:
-            return self.pool.num_blocks + 1
-        columns = ceil_div(tokens, self.shape.state_block)
-        spec = self.options.num_speculative_blocks
-        each = columns + spec - found - r.state_columns
-        groups = len(self.shape.state_groups)
-        free = self._free_among(row)
-        if not self.shape.align:
-            return groups * max(each, 0) + free
-        copy = bool(row and start % self.shape.block) or r.state_tail is not None
+    def _need(self, r: Live, tokens: int, hit: Hit | None, start: int, whole: bool) -> int:
+        """Blocks that the request must take to reach ``tokens``, beside those of its hit."""
+        total, shape = 0, self.shape
+        if shape.kv_groups:
+            held = len(r.kv[0]) if r.kv else 0
+            if hit is not None and hit.tokens:
+                held += len(hit.kv[0])
+                if start % shape.kv_block:
+                    total = len(shape.kv_groups)
+            each = -(-tokens // shape.kv_block) - held
+            if each > 0:
+                total += len(shape.kv_groups) * each
+        if shape.state_groups:
+            total += len(shape.state_groups) * self._need_columns(r, tokens, hit, start, whole)
+        return total
+
+    def _need_columns(self, r: Live, tokens: int, hit: Hit | None, start: int, whole: bool) -> int:
+        """Blocks in each group of states."""
+        shape, spec = self.shape, self.options.num_speculative_blocks
+        row = hit.states if hit is not None else None
+        each = -(-tokens // shape.state_block) + spec - r.state_columns
+        if row and hit is not None:
+            each -= hit.column + 1
+        if not shape.align:
+            return max(each, 0)
+        copy = 1 if (row and start % shape.block) or r.state_tail is not None else 0
         if copy:
             each = max(each, 0) + 1
-        checkpoint = self._checkpoint_for(r, start, tokens, r.state_columns)
+        most = 1 + copy + (0 if r.started else spec)
+        if shape.old:
+            r.checkpoint = r.checkpoint if whole else None
+            return most if each > 0 else each
         if not whole:
-            r.checkpoint = checkpoint
-        if each > 0:
-            first = 0 if r.started else spec
-            if self.shape.old:
-                each = 1 + copy + first
-            else:
-                each = min(each, 1 + copy + (checkpoint is not None) + first)
-        return groups * each + free
+            r.checkpoint = checkpoint = self._checkpoint_for(r, start, tokens, r.state_columns)
+        elif each > most:
+            checkpoint = self._checkpoint_for(r, start, tokens, r.state_columns)
+        else:
+            checkpoint = None
+        return min(each, most + (checkpoint is not None)) if each > 0 else each
 
     # ---------------------------------------------------------------- release
     def _release_read(self, r: Live, processed: int) -> None:
         """Release states that no step will read again, given ``processed`` finished tokens."""
         if processed <= 1 or len(r.states) < 2:  # the last one is the running state
             return
-        block = self.shape.state_block
+        block, shape = self.shape.state_block, self.shape
         last = min((processed - 1) // block, r.state_columns)
-        if self.shape.old or not self.shape.align:
+        if shape.old or not shape.align:
             gone = []
             for column in range(last - 1, -1, -1):
                 if column not in r.states:
                     break
                 gone.append(column)
             self._release_columns(r, gone)
-            if not self.shape.align:
+            if not shape.align:
                 return
         elif r.retired < last:
             gone = [c for c in sorted(r.states, reverse=True) if r.retired <= c < last]
             self._release_columns(r, gone)
             r.retired = last
         before = r.last_state
-        if before is not None and before < ceil_div(processed, block) - 1 and before in r.states:
+        if before is not None and before < -(-processed // block) - 1 and before in r.states:
             self._release_columns(r, [before])
 
     def _release_columns(self, r: Live, columns: list[int]) -> None:
@@ -175,13 +182,16 @@ class VllmCache:
 
     def free(self, r: Live) -> None:
         """Let go of everything, group by group, each from its last block to its first."""
-        columns = sorted(r.states, reverse=True)
-        single = r.states[columns[0]] if len(columns) == 1 else None
-        for _, is_state, j in self.shape.order:
-            if is_state:
-                self.pool.release((single[j],) if single else [r.states[c][j] for c in columns])
-            elif r.kv:
-                self.pool.release(r.kv[j][::-1])
+        pool, rows = self.pool, [r.states[c] for c in sorted(r.states, reverse=True)]
+        for is_state, groups in self.shape.runs:
+            if not is_state:
+                for _, j in groups if r.kv else ():
+                    pool.release(r.kv[j][::-1])
+            elif len(rows) == 1:
+                pool.release_each([rows[0][j] for _, j in groups])
+            else:
+                for _, j in groups:
+                    pool.release([row[j] for row in rows])
         r.forget_blocks()
 
     # ---------------------------------------------------------------- allocation
@@ -189,20 +199,26 @@ class VllmCache:
         self, r: Live, n: int, hit: Hit | None, *, whole: bool = False, crowded: bool = True
     ) -> bool:
         """Give ``r`` what it needs for ``n`` more tokens; False if the blocks are not there."""
-        if n == 1 and hit is None and self._stays_inside(r):
+        computed = r.computed
+        if n == 1 and hit is None and computed < r.room:
             self._continue(r)
             return True
-        start = r.computed + (hit.tokens if hit else 0)
-        limit = self.options.max_model_len
-        spare = self.watermark_blocks if crowded and r.status != "running" else 0
-        if whole:
-            need = self._need(r, min(r.known, limit), hit, start, True)
-            if need + spare > self.pool.num_free:
-                return False
+        start = computed
+        limit, free = self.options.max_model_len, self.pool.num_free
+        if hit is not None and hit.tokens:
+            start += hit.tokens
+            free -= self._free_hits(hit)
+        if crowded and r.status != "running":
+            free -= self.watermark_blocks
+        if whole and self._need(r, min(r.known, limit), hit, start, True) > free:
+            return False
         end = start + n
         tokens = min(end, limit)
-        self._release_read(r, max(0, start - r.in_flight))
-        if self._need(r, tokens, hit, start, False) + spare > self.pool.num_free:
+        if len(r.states) > 1:
+            before = self.pool.num_free
+            self._release_read(r, max(0, start - r.in_flight))
+            free += self.pool.num_free - before
+        if self._need(r, tokens, hit, start, False) > free:
             return False
         if hit is not None and hit.tokens:
             self._adopt(r, hit, start)
@@ -212,28 +228,29 @@ class VllmCache:
         self._count_saves(r, start, end)
         if self.shape.caching:
             self.keys.publish(r, min(end, r.known))
+        r.room = self._room(r)
         return True
 
-    def _stays_inside(self, r: Live) -> bool:
-        """Whether one more token needs no block, for KV or for states."""
-        shape, tokens = self.shape, r.computed + 1
-        columns = r.state_columns - self.options.num_speculative_blocks
-        return (
-            r.status == "running"
-            and r.kv_tail is None
-            and r.state_tail is None
-            and r.started
-            and (not shape.kv_groups or tokens <= len(r.kv[0]) * shape.kv_block)
-            and (not shape.state_groups or tokens <= columns * shape.state_block)
-            and tokens <= self.options.max_model_len
-        )
+    def _room(self, r: Live) -> int:
+        """How many tokens fit without a block for KV or for states."""
+        shape, room = self.shape, self.options.max_model_len
+        if r.state_tail is not None:
+            return 0
+        if shape.kv_groups:
+            room = min(room, len(r.kv[0]) * shape.kv_block)
+        if shape.state_groups:
+            columns = r.state_columns - self.options.num_speculative_blocks
+            room = min(room, columns * shape.state_block)
+        return room
 
     def _continue(self, r: Live) -> None:
         """Compute one more token in the blocks that are held."""
-        self._release_read(r, max(0, r.computed - r.in_flight))
+        computed = r.computed
+        if len(r.states) > 1:
+            self._release_read(r, max(0, computed - r.in_flight))
         r.checkpoint = None  # no state is exported from inside a chunk of one token
         if self.shape.caching:
-            self.keys.publish(r, min(r.computed + 1, r.known))
+            self.keys.publish(r, min(computed + 1, r.known))
 
     def _count_saves(self, r: Live, start: int, end: int) -> None:
         """States that the chunk writes besides the one at its end."""
@@ -265,17 +282,37 @@ class VllmCache:
 
     def _take(self, r: Live, tokens: int) -> None:
         """Pop blocks for every group, in id order; neighbouring state groups at once."""
-        plan = StateTake(self, r, tokens) if self.shape.state_groups else None
-        kv_columns = ceil_div(tokens, self.shape.kv_block)
-        for is_state, groups in self.shape.runs:
-            if not is_state:
-                self._take_kv(r, groups, kv_columns)
-            elif plan is not None and not plan.idle:
-                plan.take(groups)
-        r.kv_tail = None
+        shape = self.shape
+        plan = StateTake(self, r, tokens) if shape.state_groups else None
+        kv_columns = -(-tokens // shape.kv_block)
+        if r.kv_tail is None and r.state_tail is None:
+            self._take_at_once(r, plan, kv_columns)
+        else:
+            for is_state, groups in shape.runs:
+                if not is_state:
+                    self._take_kv(r, groups, kv_columns)
+                elif plan is not None and not plan.idle:
+                    plan.take(groups)
+            r.kv_tail = None
         r.started = True
-        if plan is not None:
+        if plan is not None and not plan.idle:
             plan.finish()
+
+    def _take_at_once(self, r: Live, plan: StateTake | None, kv_columns: int) -> None:
+        """All blocks of an allocation in one go, dealt out in id order."""
+        shape = self.shape
+        more = max(kv_columns - len(r.kv[0]), 0) if r.kv else 0
+        each = len(plan.columns) if plan is not None else 0
+        fresh = self.pool.take(more * len(shape.kv_groups) + each * len(shape.state_groups))
+        rows, at = [] if plan is None else plan.taken, 0
+        for is_state, groups in shape.runs:
+            size = each if is_state else more
+            for _, j in groups if size else ():
+                if is_state:
+                    rows.append(fresh[at : at + size])
+                else:
+                    r.kv[j] += fresh[at : at + size]
+                at += size
 
     def _take_kv(self, r: Live, groups: tuple[tuple[int, int], ...], columns: int) -> None:
         for g, j in groups:
@@ -287,7 +324,7 @@ class VllmCache:
                 self.pool.ref[copy] += 1
                 self.copies.append((g, sources[j], copy))
             if columns > len(table):
-                table.extend(self.pool.take(columns - len(table)))
+                table += self.pool.take(columns - len(table))
 
     def end_step(self) -> Traffic:
         """Let go of the sources and copies of this step's copies; what the step moves."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from sim.ledger import Ledger
 from sim.policy import Policy, View
+from sim.step import Admission
+from sim.vllm.alone import serve_alone
 from sim.vllm.cache import VllmCache
 from sim.vllm.geometry_types import Geometry
+from sim.vllm.grid import Grids
 from sim.vllm.options import VllmOptions
 from sim.vllm.rounding import ceil_div
 from sim.vllm.scheduled import ScheduledEngine, refuse_unless_hosted
@@ -32,13 +35,19 @@ class VllmEngine(ScheduledEngine):
         memory = policy.begin(view_of(geometry, name))
         self.cache = VllmCache(geometry, options, policy, memory, ledger)
         capacity_bytes = geometry.num_blocks * geometry.bytes_per_block
+        self.grids = Grids(prefixes, self.cache.shape.unit)
         super().__init__(trace, self.cache, options, ledger, capacity_bytes)
 
     def keys_of(self, request: int) -> list[int]:
         """Prefix ids on the grid of hash units."""
-        return (
-            self.prefixes.grid(request, self.cache.shape.unit) if self.cache.shape.caching else []
-        )
+        return self.grids.of(request) if self.cache.shape.caching else []
+
+    def serve(self, request: int) -> Admission | None:
+        """Serve the only request there is to its end, without steps; how it was admitted.
+
+        None if it was not: then, or while it is unfinished, it is planned step by step.
+        """
+        return serve_alone(self.scheduler)
 
     def reject_reason(self, request: int) -> str | None:
         """Longer than the model's context, or than the pool."""

@@ -6,6 +6,8 @@ from sim.ledger import Action, Cause, Kind, Ledger
 from sim.vllm.request import Live
 from sim.vllm.shape import Shape
 
+_KV, _STATE = int(Kind.KV), int(Kind.STATE)
+
 
 class CacheEvents:
     """``live`` are the prefix ids of states that every state group holds; a state is lost with the
@@ -16,19 +18,36 @@ class CacheEvents:
         self.live: set[int] = set()
         self.step = 0
 
-    def lost(self, key: int, tokens: int) -> None:
-        """The last block of ``key`` went under pressure."""
+    def lost(self, gone: list[tuple[int, int]]) -> None:
+        """Keys, each with its tokens, whose last block went under pressure, in order."""
         if not self.ledger.on:
             return
+        live, width, kv = self.live, self.shape.num_groups, self.shape.kv_groups
+        first = kv[0] if kv else -1
+        kinds: list[int] = []
+        keys: list[int] = []
+        positions: list[int] = []
+        for key, tokens in gone:
+            prefix, group = divmod(key, width)
+            if group == first:
+                kinds.append(_KV)
+            elif prefix in live and group not in kv:
+                live.discard(prefix)
+                kinds.append(_STATE)
+            else:
+                continue
+            keys.append(prefix)
+            positions.append(tokens)
+        if keys:
+            self.ledger.extend(self.step, kinds, Action.DROPPED, Cause.PRESSURE, keys, positions)
+
+    def replaced(self, key: int, tokens: int) -> None:
+        """A state's block got another key, or none, and no other block has this one."""
         prefix, group = divmod(key, self.shape.num_groups)
-        if self.shape.kv_groups and group == self.shape.kv_groups[0]:
-            kind = Kind.KV
-        elif prefix in self.live and group not in self.shape.kv_groups:
+        if self.ledger.on and group not in self.shape.kv_groups and prefix in self.live:
             self.live.discard(prefix)
-            kind = Kind.STATE
-        else:
-            return
-        self.ledger.emit(self.step, kind, Action.DROPPED, prefix, tokens, cause=Cause.PRESSURE)
+            state, gone, why = Kind.STATE, Action.DROPPED, Cause.ENGINE
+            self.ledger.emit(self.step, state, gone, prefix, tokens, cause=why)
 
     def state_published(self, r: Live, position: int) -> None:
         """Every part of the state has its key, unless it had before."""

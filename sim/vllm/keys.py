@@ -12,9 +12,12 @@ from sim.vllm.request import Live
 from sim.vllm.rounding import ceil_div
 from sim.vllm.shape import Shape
 
+FAR = 1 << 62
+
 
 class Keys:
-    """``now`` holds the keys of states registered in this schedule call: not yet to be read."""
+    """``now`` holds the keys, by the first group, of states registered in this schedule call: they
+    cannot be read yet."""
 
     def __init__(
         self, shape: Shape, pool: BlockPool, policy: Policy, memory: Memory, events: CacheEvents
@@ -25,6 +28,8 @@ class Keys:
 
     def publish(self, r: Live, n: int) -> None:
         """Register what the first ``n`` tokens fill, before the step that writes it runs."""
+        if n < r.next_key and r.checkpoint is None and r.tail_column not in r.states:
+            return
         shape = self.shape
         if shape.num_groups > 1 and not shape.fine:
             n = n // shape.scheduler_block * shape.scheduler_block
@@ -35,18 +40,36 @@ class Keys:
             or (shape.align and (r.checkpoint is not None or n == shape.tail_of(r.prompt)))
         ):
             self._publish_states(r, n)
+        self._expect(r)
+
+    def _expect(self, r: Live) -> None:
+        """Until when ``publish`` has nothing to do, unless a state is left at the tail."""
+        shape = self.shape
+        if shape.fine or (shape.kv_groups and shape.unit != shape.kv_block):
+            return
+        kv = (r.kv_cached + 1) * shape.kv_block if shape.kv_groups else FAR
+        state = (r.state_cached + 1) * shape.state_block if shape.state_groups else FAR
+        r.next_key = min(kv, state)
+        r.tail_column = (
+            ceil_div(shape.tail_of(r.prompt), shape.state_block) - 1 if shape.align else -1
+        )
 
     def _publish_kv(self, r: Live, n: int) -> None:
-        block, unit, width, pool = (
-            self.shape.kv_block,
-            self.shape.unit,
-            self.shape.num_groups,
-            self.pool,
-        )
+        shape = self.shape
+        block, unit, width, pool = shape.kv_block, shape.unit, shape.num_groups, self.pool
         low, high = r.kv_cached, n // block
+        if unit == block:  # no partial keys, so these blocks have none yet
+            positions = range((low + 1) * block, (high + 1) * block, block)
+            prefixes = r.keys[low:high]
+            for table, g in zip(r.kv, shape.kv_groups, strict=True):
+                keys = [k * width + g for k in prefixes] if width > 1 else prefixes
+                pool.put_fresh(keys, table[low:high], positions)
+            r.kv_cached = high
+            self.events.kv_published(r, high * block)
+            return
         if high > low:
             per_block = block // unit
-            for j, g in enumerate(self.shape.kv_groups):
+            for j, g in enumerate(shape.kv_groups):
                 table = r.kv[j]
                 for i in range(low, high):
                     b = table[i]
@@ -55,12 +78,11 @@ class Keys:
                     pool.put(r.keys[(i + 1) * per_block - 1] * width + g, b, (i + 1) * block)
             r.kv_cached = high
             self.events.kv_published(r, high * block)
-        if unit != block:
-            tail = min(self.shape.tail_of(r.prompt), r.known // unit * unit)
-            column = tail // block
-            if 0 < tail <= n and tail % block and column < len(r.kv[0]):
-                for j, g in enumerate(self.shape.kv_groups):
-                    self._partial_key(r, r.kv[j][column], tail, g)
+        tail = min(shape.tail_of(r.prompt), r.known // unit * unit)
+        column = tail // block
+        if 0 < tail <= n and tail % block and column < len(r.kv[0]):
+            for j, g in enumerate(shape.kv_groups):
+                self._partial_key(r, r.kv[j][column], tail, g)
 
     def _publish_states(self, r: Live, n: int) -> None:
         block, pool = self.shape.state_block, self.pool
@@ -72,15 +94,17 @@ class Keys:
             self._publish_tail(r, n)
         for column in kept:
             row = r.states.get(column)
-            if row is not None:
-                self.now.update(k for b in row if (k := pool.key[b]) is not None)
+            if row is not None and (key := pool.key[row[0]]) is not None:
+                self.now.add(key)
 
     def _keep_columns(self, r: Live, low: int, high: int) -> list[int]:
         """Key the real columns in ``low:high`` that the policy publishes."""
+        real = [c for c in sorted(r.states) if low <= c < high]
+        if not real:
+            return real
         block, width, pool = self.shape.state_block, self.shape.num_groups, self.pool
         per_block = block // self.shape.unit
         replay, branch = self._reachable(r)
-        real = [c for c in sorted(r.states) if low <= c < high]
         for column in real:
             position = (column + 1) * block
             state = State(r.index, position, block, replay, branch)
@@ -88,13 +112,19 @@ class Keys:
                 self.events.state_declined(r, position)
                 continue
             key = r.keys[(column + 1) * per_block - 1] * width
-            for j, g in enumerate(self.shape.state_groups):
-                b = r.states[column][j]
-                if pool.key[b] is not None:
-                    pool.drop(b)
-                pool.put(key + g, b, position)
+            row, groups = r.states[column], self.shape.state_groups
+            if [pool.key[b] for b in row] == self.shape.no_keys:
+                pool.put_fresh([key + g for g in groups], row, [position] * len(row))
+            else:
+                self._put_again(key, row, position)
             self.events.state_published(r, position)
         return real
+
+    def _put_again(self, key: int, row: list[int], position: int) -> None:
+        for g, b in zip(self.shape.state_groups, row, strict=True):
+            if self.pool.key[b] is not None:
+                self._forget(b)
+            self.pool.put(key + g, b, position)
 
     def _reachable(self, r: Live) -> tuple[int, int]:
         """Replay boundary and branch point, rounded to the block whose end they select."""
@@ -113,9 +143,15 @@ class Keys:
         pool = self.pool
         stale = not pool.holds(key, block) and pool.key[block] is not None
         if replace or (stale and pool.tokens[block] < tokens):
-            pool.drop(block)
+            self._forget(block)
         pool.put(key, block, tokens)
         return key
+
+    def _forget(self, block: int) -> None:
+        """Take every key from ``block``, which gets another one or none."""
+        positions = self.pool.positions(block)
+        for key in self.pool.drop(block):
+            self.events.replaced(key, positions[key])
 
     def _publish_tail(self, r: Live, n: int) -> None:
         """Key the state exported from inside the chunk, or the one at the prompt's tail."""
@@ -137,7 +173,7 @@ class Keys:
         self.events.state_published(r, n)
         if n % block:
             r.state_tail = (column, list(row))
-            r.state_cached = column
+            r.state_cached, r.room = column, 0
 
     def _publish_checkpoint(self, r: Live, position: int, column: int) -> None:
         row, block, pool = r.states[column], self.shape.state_block, self.pool
@@ -147,7 +183,9 @@ class Keys:
         keep = (mine or branch or position % block == 0) and self.policy.publish(self.memory, state)
         if not keep:
             for b in row:
-                pool.unpublish(b)
+                positions = pool.positions(b)
+                for key in pool.unpublish(b):
+                    self.events.replaced(key, positions[key])
             self.events.state_declined(r, position)
             return
         if pool.tokens[row[0]] == position:

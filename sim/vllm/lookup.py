@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from sim.ledger import Ledger
 from sim.vllm.hit import Hit
 from sim.vllm.pool import BlockPool
@@ -35,6 +37,21 @@ class Lookup:
         hit.branch = matched if self.shape.kv_groups and matched > hit.tokens else 0
         return hit
 
+    def _keys(self, keys: list[int], per_block: int, group: int) -> list[int]:
+        """Keys of a group at every end of a block."""
+        width, ends = self.shape.num_groups, keys[per_block - 1 :: per_block]
+        return [key * width + group for key in ends] if width > 1 else ends
+
+    def _held(self, keys: list[int]) -> list[int]:
+        """Blocks of ``keys`` up to the first that names none."""
+        get = self.pool.where.get
+        if not keys or get(keys[0]) is None:
+            return []
+        found = list(map(get, keys))
+        if None in found:
+            del found[found.index(None) :]
+        return cast("list[int]", found)
+
     def _blocks(self, prefix: int, groups: tuple[int, ...]) -> list[int] | None:
         get, base = self.pool.get, prefix * self.shape.num_groups
         out = []
@@ -51,14 +68,10 @@ class Lookup:
         keys, groups = r.keys, self.shape.kv_groups
         n = 0
         if len(groups) == 1:
-            where, width, group = self.pool.where, self.shape.num_groups, groups[0]
-            blocks = hit.kv[0]
-            while n < count:
-                found = where.get(keys[(n + 1) * per_block - 1] * width + group)
-                if found is None:
-                    break
-                blocks.append(found if isinstance(found, int) else next(iter(found)))
-                n += 1
+            if not r.first_keys:
+                r.first_keys = self._keys(keys, per_block, groups[0])
+            hit.kv[0] = self._held(r.first_keys[:count])
+            n = len(hit.kv[0])
         else:
             while n < count:
                 row = self._blocks(keys[(n + 1) * per_block - 1], groups)
@@ -85,8 +98,9 @@ class Lookup:
         if self.shape.fine:
             top = min(top, r.known // self.shape.unit)
         where, width, first = self.pool.where, self.shape.num_groups, self.shape.state_groups[0]
+        keys = r.keys
         for f in range(top, 0, -1):
-            prefix = r.keys[f * per_step - 1]
+            prefix = keys[f * per_step - 1]
             if prefix * width + first not in where:
                 continue
             row = self._blocks(prefix, self.shape.state_groups)

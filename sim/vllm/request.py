@@ -10,24 +10,30 @@ class Live:
     scheduled so far, ``in_flight`` those scheduled and not yet read back, ``promised`` sampled
     tokens not yet read (async), ``lost`` those computed when it was last preempted,
     ``restored`` those hit at its last admission. ``keys[i]`` is
-    the prefix id at ``(i + 1) * unit`` tokens.
+    the prefix id at ``(i + 1) * unit`` tokens, ``first_keys`` are the keys of the first attention
+    group at ends of blocks, once a lookup has made them.
 
     Tables: ``kv[j]`` lists the blocks of attention group ``j``. All state groups always have the
     same columns filled, so ``states`` maps a column to one block per state group, and
-    ``state_columns`` is the table's length, empty columns included.
+    ``state_columns`` is the table's length, empty columns included. ``room`` is how many tokens
+    fit into the blocks that are held, 0 if the next one may not simply be added; below
+    ``next_key`` tokens nothing becomes a key, unless there is a state at ``tail_column``.
     """
 
     __slots__ = (
-        "branch", "checkpoint", "commit0", "computed", "in_flight", "index", "keys", "known",
-        "kv", "kv_cached", "kv_tail", "last_sample", "last_state", "lost", "priority", "promised",
-        "prompt", "quiet", "quiet_from", "restored", "retired", "seq", "stale", "stamp", "started",
-        "state_cached", "state_columns", "state_tail", "states", "status", "target", "tick0",
+        "branch", "checkpoint", "commit0", "computed", "first_keys",
+        "in_flight", "index", "keys", "known",
+        "kv", "kv_cached", "kv_tail", "last_sample", "last_state", "lost", "next_key", "priority",
+        "promised", "prompt", "quiet", "quiet_from", "restored", "retired", "room", "seq", "stale",
+        "stamp", "started", "state_cached", "state_columns", "state_tail", "states", "status",
+        "tail_column", "target", "tick0",
     )  # fmt: skip
 
     def __init__(
         self, index: int, prompt: int, outputs: int, keys: list[int], priority: int, seq: int
     ) -> None:
         self.index, self.prompt, self.keys = index, prompt, keys
+        self.first_keys: list[int] = []
         self.target = prompt + outputs
         self.priority, self.seq, self.stamp = priority, seq, -1
         self.known, self.computed, self.in_flight = prompt, 0, 0
@@ -52,6 +58,8 @@ class Live:
         self.last_state: int | None = None
         self.retired = 0
         self.checkpoint: tuple[int, int] | None = None
+        self.room = self.next_key = 0
+        self.tail_column = -1
 
     @property
     def prefill_end(self) -> int:

@@ -27,8 +27,7 @@ class Scheduler:
 
     def __init__(self, cache: Cache, options: VllmOptions) -> None:
         self.cache, self.options = cache, options
-        # Tokens from an event on until nothing more follows from it: states are released in the
-        # step behind it, one later with a step in flight.
+        # Tokens from an event to its last effect: states go a step later, or two if one is unread.
         self.after_block = 3 if options.async_scheduling else 2
         self.after_prompt = 3 if options.async_scheduling else 1
         self.running: list[Live] = []
@@ -186,7 +185,6 @@ class Scheduler:
         return budget, i, True
 
     def _leave(self, r: Live) -> None:
-        """Take ``r`` out of the running list."""
         if r.quiet:
             self._rouse(r)
         at = bisect_left(self.stamps, r.stamp)
@@ -196,9 +194,8 @@ class Scheduler:
     def _preempt(self, r: Live) -> None:
         self._leave(r)
         self.cache.free(r)
-        r.status = "preempted"
+        r.status, r.stale = "preempted", r.in_flight
         r.lost, r.computed, r.promised = r.computed, 0, 0
-        r.stale = r.in_flight
         self.waiting.appendleft(r)
 
     def _schedule_waiting(self, plan: Plan, budget: int, threshold: int) -> None:
@@ -235,15 +232,19 @@ class Scheduler:
 
     def _admit(self, plan: Plan, r: Live, hit: Hit) -> None:
         self.waiting.remove(r)
+        self.take_over(r)
+        plan.admitted.append((r, hit, r.status == "preempted"))
+        r.status = "running"
+        r.computed = r.restored = hit.tokens
+        r.quiet_from = r.known + self.after_prompt
+
+    def take_over(self, r: Live) -> None:
+        """Enter ``r``, admitted elsewhere, into the running list."""
         r.stamp = self.next_stamp
         self.next_stamp += 1
         self.running.append(r)
         self.stamps.append(r.stamp)
         self.busy.append(r)
-        plan.admitted.append((r, hit, r.status == "preempted"))
-        r.status = "running"
-        r.computed = r.restored = hit.tokens
-        r.quiet_from = r.known + self.after_prompt
 
     # ---------------------------------------------------------------- from plan to step
     def advance(self, plan: Plan) -> Step:

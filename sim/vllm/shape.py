@@ -41,6 +41,7 @@ class Shape:
     num_groups: int
     runs: tuple[tuple[bool, tuple[tuple[int, int], ...]], ...]
     blocks: tuple[int, ...]
+    no_keys: list[None]
 
     def tail_of(self, prompt: int) -> int:
         """The last position of a prompt that can be a key."""
@@ -96,4 +97,5 @@ def shape_of(geometry: Geometry, options: VllmOptions, layout: Layout) -> Shape:
             for is_state, members in groupby(order, key=lambda item: item[1])
         ),
         blocks=tuple({kv_block, state_block}),
+        no_keys=[None] * len(states),
     )  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sim.vllm.request import Live
-from sim.vllm.rounding import ceil_div
 
 if TYPE_CHECKING:
     from sim.vllm.cache import VllmCache
@@ -17,15 +17,15 @@ class StateTake:
     def __init__(self, cache: VllmCache, r: Live, tokens: int) -> None:
         self.cache, self.r = cache, r
         spec = cache.options.num_speculative_blocks
-        required = ceil_div(tokens, cache.shape.state_block) + spec
+        required = -(-tokens // cache.shape.state_block) + spec
         held = r.state_columns
         self.tail = r.state_tail
         self.taken: list[list[int]] = []
-        self.columns: list[int] = []
+        self.columns: Sequence[int] = ()
         self.idle = False
         self.started = r.started
         if not cache.shape.align:
-            self.columns = list(range(held, required))
+            self.columns = range(held, required)
             self.length = max(held, required)
             return
         exported = r.checkpoint is not None
@@ -35,7 +35,7 @@ class StateTake:
         if r.started or held:
             r.last_state = held - 1 - (spec if r.started else 0)
         first = max(required - spec - 1 - exported, held) if held < required - spec - 1 else held
-        self.columns = list(range(first, required))
+        self.columns = range(first, required)
         self.length = max(held, required)
 
     def take(self, groups: tuple[tuple[int, int], ...]) -> None:
@@ -75,11 +75,9 @@ class StateTake:
 
     def finish(self) -> None:
         """Enter the new columns into the table."""
-        if self.idle:
-            return
         r = self.r
-        for i, column in enumerate(self.columns):
-            r.states[column] = [fresh[i] for fresh in self.taken]
+        for column, row in zip(self.columns, zip(*self.taken, strict=True), strict=True):
+            r.states[column] = list(row)
         self._count_copies()
         r.state_columns = self.length
         r.state_tail = None
