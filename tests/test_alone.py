@@ -8,6 +8,7 @@ import pytest
 from sim import policies
 from sim.ledger import Ledger
 from sim.loop import serial
+from sim.recorder import Recorder
 from sim.records import Hits, Records
 from sim.vllm.case_geometry import geometry_of_case
 from sim.vllm.engine import VllmEngine
@@ -26,10 +27,11 @@ HOSTS = [
 
 def turns(seed: int, count: int = 40) -> Trace:
     """Prompts out of a few shared texts, cut anywhere, with outputs that later ones go on from."""
-    rng, rows, past = np.random.default_rng(seed), [], []
+    rng, rows = np.random.default_rng(seed), []
+    past: list[tuple[Run, ...]] = []
     for i in range(count):
         base = (i + 10) << 20
-        start = (Run(int(rng.integers(0, 3)) << 12, int(rng.integers(1, 300))),)
+        start: tuple[Run, ...] = (Run(int(rng.integers(0, 3)) << 12, int(rng.integers(1, 300))),)
         if past and rng.random() < 0.5:
             start = past[int(rng.integers(0, len(past)))]
         prompt = (*start, Run(base, int(rng.integers(1, 200))))
@@ -106,12 +108,12 @@ def test_only_synchronous_engines_serve_without_steps() -> None:
 def test_a_request_that_must_be_preempted_is_left_to_the_scheduler() -> None:
     trace = from_requests([Request("a", (Run(0, 40),), 200), Request("b", (Run(0, 40),), 5)])
     engines = [made(trace, "align", "0.33", 0, "M*", blocks=60) for _ in range(2)]
-    hits, records, small = Told(trace), Records(trace), []
-    for engine, recorder in zip(engines, (hits, records), strict=True):
-        take, left_over = engine.cache.allocate, [0]
+    hits, records = Told(trace), Records(trace)
+    recorders: tuple[Recorder, ...] = (hits, records)
+    for engine, recorder in zip(engines, recorders, strict=True):
+        take = engine.cache.allocate
 
-        def refuse(r, n, hit, _take=take, _seen=left_over, **more):  # type: ignore[no-untyped-def]
-            _seen[0] += 1
+        def refuse(r, n, hit, _take=take, **more):  # type: ignore[no-untyped-def]
             short = r.computed == 60 and r.status == "running" and r.lost == 0
             return False if short else _take(r, n, hit, **more)
 
@@ -119,7 +121,6 @@ def test_a_request_that_must_be_preempted_is_left_to_the_scheduler() -> None:
         engine.cache.quiet_until = lambda computed, margin: computed  # type: ignore[method-assign]
         serial(engine, trace, recorder)
         engine.check()
-        small.append(left_over)
     assert records.preemptions[0] == 1
     assert hits.steps > 0
     assert hits.hit_tokens == records.hit_tokens
