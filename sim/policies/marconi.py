@@ -160,8 +160,7 @@ class _Scores:
         return saved / max(1, view.state_bytes + view.kv_bytes_per_token * kept)
 
     def lowest(self) -> State | None:
-        """The candidate with the smallest score, of equals the least recently used; None if there is
-        none."""
+        """The candidate with the smallest score, of equals the least recently used, or None."""
         rows = np.flatnonzero(self.open[: len(self.states)])
         if not len(rows):
             return None
