@@ -29,8 +29,7 @@ class BlockPool:
         self, num_blocks: int, caching: bool, on_lost: Callable[[Lost], None] | None = None
     ) -> None:
         self.num_blocks, self.caching = num_blocks, caching
-        self.ref = [0] * num_blocks
-        self.ref[NULL] = HELD_FOR_EVER
+        self.ref = [HELD_FOR_EVER, *[0] * (num_blocks - 1)]
         self.key: list[int | None] = [None] * num_blocks
         self.tokens = [0] * num_blocks
         self.more: dict[int, list[int]] = {}
