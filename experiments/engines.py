@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.config import EngineConfig, Experiment, PolicyConfig, SglangConfig, memory_bytes
 from sim import models, policies
+from sim.cost import layers
 from sim.engine import Engine
 from sim.ledger import Ledger
 from sim.model import Model
@@ -131,16 +132,31 @@ def _vllm(point: Point, trace: Trace, prefixes: Prefixes, ledger: Ledger) -> Hos
     engine: Engine
     if point.version == "pool":
         grid = block = 1
-        engine = PoolEngine(
-            trace, prefixes, policy, opts, ledger,
-            kv_bytes_per_token=kv_bytes_per_token(model, flags.tp, flags.kv_dtype),
-            state_bytes=geometry.state_bytes * model.count("M"),
-        )  # fmt: skip
+        engine = _pool(point, trace, prefixes, ledger)
     else:
         engine = VllmEngine(trace, prefixes, geometry, policy, opts, ledger)
     reuse = policy.layout(point.version).mode != "none" or not model.count("M")
     columns = {"block_tokens": geometry.block_tokens}
     return Hosted(engine, point.experiment.engine.ssm_dtype, grid, block, reuse, columns=columns)
+
+
+def _pool(point: Point, trace: Trace, prefixes: Prefixes, ledger: Ledger) -> PoolEngine:
+    """Our own engine, with the experiment's memory as its budget."""
+    flags, engine = serving(point), point.experiment.engine
+    model, geometry = sized(point.experiment.model, flags)
+    shape = layers.shape_of(model, flags.tp, flags.kv_dtype, flags.ssm_dtype)
+    return PoolEngine(
+        trace,
+        prefixes,
+        load_policy(point),
+        options(engine, "pool"),
+        ledger,
+        kv_bytes_per_token=kv_bytes_per_token(model, flags.tp, flags.kv_dtype),
+        state_bytes=geometry.state_bytes * model.count("M"),
+        capacity_bytes=flags.memory_bytes,
+        flops=layers.prefill_flops(shape),
+        layers=(model.count("M"), model.count("*")),
+    )
 
 
 # -------------------------------------------------------------------------------- SGLang

@@ -193,3 +193,16 @@ def test_a_bare_on_is_told_as_such() -> None:
     for word in ("on", "off"):
         made = shipped("bench_mooncake", f"trace.options.infer_appends={word}")
         assert made.trace.options["infer_appends"] == word
+
+
+def test_the_pool_engine_gets_the_memory_of_the_experiment(tmp_path: Path) -> None:
+    experiment = shipped(
+        "policies_agentic",
+        "policies=[{name: marconi, engine: pool}]",
+        "sweep={memory: [1GiB, 4GiB]}",
+        "trace.parameters.sessions=20",
+    )
+    run.run(experiment, tmp_path, 1, quiet())
+    small, large = pd.read_csv(tmp_path / "summary.csv").to_dict("records")
+    assert 0 < small["token_hit_rate"] < large["token_hit_rate"]
+    assert 0.9 < small["pool_used_max"] <= 1

@@ -199,6 +199,14 @@ def scan_terms(s: Shape, tokens: int, sequences: int) -> Iterator[Term]:
         yield Term("conv", s.state_layers, moved, tokens)
 
 
+def prefill_flops(s: Shape) -> tuple[float, float]:
+    """FLOP of a prefill, all layers of the rank: of each token, and of each pair of a token and
+    one that it attends to."""
+    terms = (*token_terms(s, 1), *scan_terms(s, 1, 0))
+    each = sum(term.launches * term.work.flops for term in terms)
+    return each, 4.0 * s.attention_layers * s.query_heads * s.head_dim
+
+
 def prefill_attention_terms(s: Shape, pairs: int, context: int, tokens: int) -> Iterator[Term]:
     """Attention of the step's prefill chunks, summed over them."""
     if s.attention_layers:
