@@ -75,8 +75,10 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
                 ax.set_title(plot.facet_labels.get(str(panel), f"{plot.facet} {panel}"))
         lying = plot.bars and plot.x == plot.series
         if plot.from_zero and not plot.log_y and not lying:
-            axes[0][0].set_ylim(bottom=0)  # only now: it ends the scaling of the shared axis
-        axes[0][0].set_ylabel(plot.x_label if lying else plot.y_label)
+            # only now: it ends the scaling of the shared axis
+            axes[0][0].set_ylim(bottom=0, top=1.04 * axes[0][0].get_ylim()[1])
+        if not lying:
+            axes[0][0].set_ylabel(plot.y_label)
         handles, labels = axes[0][0].get_legend_handles_labels()
         columns = _columns(labels, width)
         if labels:
