@@ -39,6 +39,9 @@ def _run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Default: results/NAME.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    cluster: Annotated[
+        str | None, typer.Option(help="A Dask scheduler to run on: dask://HOST:PORT.")
+    ] = None,
 ) -> None:
     """Run an experiment; only what is missing is computed."""
     overrides = list(setting or [])
@@ -47,7 +50,7 @@ def _run(
     experiment = config.load(config.find(file), overrides)
     folder = out or Path("results") / experiment.name
     try:
-        plots = run_experiment(experiment, folder, jobs, console)
+        plots = run_experiment(experiment, folder, jobs, console, cluster)
     except KeyboardInterrupt:
         console.print(f"stopped; what was finished is in {folder}, the same command goes on")
         raise typer.Exit(130) from None

@@ -17,7 +17,7 @@ import pandas as pd
 from experiments.cli_errors import UsageError
 from experiments.config import Experiment, PolicyConfig, checked, put
 from experiments.engines import Point, host, load_policy, serving, sglang_of, sized
-from experiments.simulate import load_trace, run_point
+from experiments.simulate import Result, load_trace, run_point
 from sim.cost import device as devices
 from sim.ledger import Ledger
 from sim.policy import Policy
@@ -139,6 +139,11 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
+@lru_cache(maxsize=1)
+def _libraries() -> list[str]:
+    return [version(name) for name in LIBRARIES]
+
+
 @lru_cache(maxsize=8)
 def file_hash(path: str) -> str:
     """SHA-256 of a file."""
@@ -157,7 +162,7 @@ def key_of(point: Point) -> str:
         "policy": point.policy.model_dump(),
         "columns": point.columns(),
         "source": source_hash(),
-        "libraries": [version(name) for name in LIBRARIES],
+        "libraries": _libraries(),
     }
     for path in (point.experiment.trace.path, point.policy.name):
         if path and Path(path).is_file():
@@ -166,9 +171,12 @@ def key_of(point: Point) -> str:
 
 
 def compute(point: Point, folder: Path) -> str:
-    """Run the point and keep it; the row's file appears last, so it marks what is complete."""
-    key = key_of(point)
-    result = run_point(point)
+    """Run the point and keep it."""
+    return keep(run_point(point), key_of(point), folder)
+
+
+def keep(result: Result, key: str, folder: Path) -> str:
+    """Write the result under its key; the row's file appears last: it marks what is complete."""
     for name, table in result.tables.items():
         part = folder / f"{key}.{name}.{os.getpid()}.part"
         table.to_parquet(part, index=False)

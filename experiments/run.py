@@ -11,17 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from joblib import Parallel, delayed
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from experiments.config import Experiment
@@ -30,20 +21,22 @@ from experiments.plots import derived, draw
 from experiments.points import (
     ROOT,
     collect,
-    compute,
     key_of,
     missing,
     points_of,
     refuse_impossible,
     source_hash,
 )
+from experiments.sweep import compute_all
 
 PACKAGES = ("prefixlab", "numpy", "pandas", "simpy", "pydantic", "matplotlib")
 DEFAULT_TABLE = ["token_hit_rate", "warm_token_hit_rate", "ttft_p50_s", "ttft_p99_s",
                  "tpot_p50_s", "requests_per_s", "preemptions", "rejected"]  # fmt: skip
 
 
-def run(experiment: Experiment, out: Path, jobs: int, console: Console) -> list[Path]:
+def run(
+    experiment: Experiment, out: Path, jobs: int, console: Console, cluster: str | None = None
+) -> list[Path]:
     """Run what is missing and write every table and plot below ``out``; the plots drawn."""
     points = points_of(experiment)
     refuse_impossible(points)
@@ -52,31 +45,11 @@ def run(experiment: Experiment, out: Path, jobs: int, console: Console) -> list[
     todo = list(missing(points, folder))
     if len(todo) < len(points):
         console.print(f"{len(points) - len(todo)} of {len(points)} points are finished already")
-    stopped = _compute_all(todo, folder, jobs, console)
+    stopped = compute_all(todo, folder, jobs, cluster, console)
     plots = write(experiment, points, out, console)
     if stopped:
         raise KeyboardInterrupt
     return plots
-
-
-def _compute_all(todo: list[Point], folder: Path, jobs: int, console: Console) -> bool:
-    """True if the user stopped it; what was finished is kept."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("points", total=len(todo))
-        try:
-            if jobs == 1 or len(todo) < 2:
-                for point in todo:
-                    compute(point, folder)
-                    bar.advance(task)
-                return False
-            work = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size="auto")
-            for _ in work(delayed(compute)(point, folder) for point in todo):
-                bar.advance(task)
-        except KeyboardInterrupt:
-            return True
-    return False
 
 
 def write(experiment: Experiment, points: list[Point], out: Path, console: Console) -> list[Path]:

@@ -1,6 +1,9 @@
 """The command line as a user meets it: exit status, one line of error, kill and go on."""
 
+import contextlib
 import json
+import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +15,7 @@ from typer.testing import CliRunner
 from experiments.cli import app
 
 RUN = "from experiments.cli import main; main()"
-SWEEP = "sweep={trace.parameters.prefix_tokens: {from: 100, to: 2000, step: 50}}"
+SWEEP = "sweep={trace.parameters.prefix_tokens: {from: 100, to: 2000, step: 100}}"
 
 
 def command(out):
@@ -45,16 +48,32 @@ def test_schema_is_json():
     assert json.loads(result.output)["title"] == "Experiment"
 
 
-def test_killed_and_repeated_gives_the_same_bytes(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+def kill_after(out, points, delay, *more):
+    """Start the command, kill it and its processes soon after ``points`` more are finished."""
+    before = len(list((out / "points").glob("*.json")))
+    process = subprocess.Popen(
+        [*command(out), *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    while process.poll() is None and len(list((out / "points").glob("*.json"))) < before + points:
+        time.sleep(0.005)
+    time.sleep(delay)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_killed_again_and_again_gives_the_same_bytes(tmp_path):
+    whole, cut, chance = tmp_path / "whole", tmp_path / "cut", random.Random(0)
     subprocess.run(command(whole), check=True, capture_output=True)
-    process = subprocess.Popen(command(cut), stdout=subprocess.DEVNULL)
-    while process.poll() is None and len(list((cut / "points").glob("*.json"))) < 3:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    kept = {p: p.stat().st_mtime_ns for p in (cut / "points").glob("*.json")}
-    assert kept
+    total = len(list((whole / "points").glob("*.json")))
+    for i in range(6):
+        kept = {p: p.stat().st_mtime_ns for p in (cut / "points").glob("*.json")}
+        more = ("--jobs", "2") if i % 3 == 2 else ()
+        kill_after(cut, chance.randint(1, total // 8), chance.uniform(0, 0.1), *more)
+        assert all(p.stat().st_mtime_ns == at for p, at in kept.items())
+    assert 5 <= len(kept) < total
     subprocess.run(command(cut), check=True, capture_output=True)
-    assert (cut / "summary.csv").read_bytes() == (whole / "summary.csv").read_bytes()
-    assert all(p.stat().st_mtime_ns == at for p, at in kept.items())
+    for name in ("summary.csv", "attribution.csv", "requests.parquet"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    assert not list(cut.glob("*.part"))

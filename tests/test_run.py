@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from experiments import config, points, run
+from experiments import config, points, run, sweep
 from experiments.cli_errors import UsageError
 from experiments.config import Experiment
 from experiments.engines import Point
@@ -95,7 +95,7 @@ def test_a_second_run_computes_only_what_is_missing(
         computed.append(point)
         return points.compute(point, folder)
 
-    monkeypatch.setattr(run, "compute", counted)
+    monkeypatch.setattr(sweep, "compute", counted)
     run.run(experiment, tmp_path, 1, quiet())
     assert computed == [lost]
     assert (tmp_path / "summary.csv").read_bytes() == before
@@ -111,7 +111,7 @@ def test_stopping_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return points.compute(point, folder)
 
-    monkeypatch.setattr(run, "compute", stops)
+    monkeypatch.setattr(sweep, "compute", stops)
     with pytest.raises(KeyboardInterrupt):
         run.run(shipped("worked_example"), tmp_path, 1, quiet())
     assert pd.read_csv(tmp_path / "summary.csv").policy.tolist() == ["none", "align"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -48,6 +49,7 @@ def names() -> list[str]:
     return sorted(f.name.removesuffix(".yaml") for f in found if f.name.endswith(".yaml"))
 
 
+@lru_cache(maxsize=16)
 def load(name: str) -> Device:
     """A shipped device by name. Raises ``ValueError`` naming the nearest one if unknown."""
     if name not in names():
