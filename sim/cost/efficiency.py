@@ -14,7 +14,8 @@ Floats = NDArray[np.float64]
 
 
 class Share(NamedTuple):
-    """Share of peak arithmetic and of memory bandwidth, each in (0, 1]."""
+    """Share of peak arithmetic and of memory bandwidth, above 0. Measured ones may exceed 1, where
+    data stays in a cache that is faster than the memory."""
 
     compute: float
     memory: float
@@ -29,7 +30,7 @@ class Shares(NamedTuple):
 
 class Efficiency(Protocol):
     """``size`` is tokens (GEMM, scan, convolution, KV), query-key pairs (prefill attention),
-    batch (state update), summed context (decode attention) or bytes (copies)."""
+    batch (updates, sampling), summed context (decode attention) or bytes (copies)."""
 
     def at(self, op: str, size: float) -> Share:
         """The shares of one operation at one size."""
@@ -41,10 +42,12 @@ class Efficiency(Protocol):
 OPS = (
     "gemm",
     "head",
+    "sample",
     "elementwise",
     "scan",
     "update",
     "conv",
+    "conv_update",
     "attention_prefill",
     "attention_decode",
     "kv_write",

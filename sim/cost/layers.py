@@ -184,7 +184,7 @@ def _moe_terms(s: Shape, moe: Moe, tokens: int) -> Iterator[Term]:
 def head_terms(s: Shape, sampled: int) -> Iterator[Term]:
     """The output layer, for the tokens that are sampled, and the sampling over fp32 logits."""
     yield Term("head", 1, ops.gemm(sampled, s.hidden, s.vocab, s.act_bytes), sampled)
-    yield Term("elementwise", 1, ops.elementwise(sampled, 2 * s.vocab, 4), sampled)
+    yield Term("sample", 1, ops.elementwise(sampled, 2 * s.vocab, 4), sampled)
 
 
 def scan_terms(s: Shape, tokens: int, sequences: int) -> Iterator[Term]:
@@ -224,7 +224,15 @@ def update_terms(s: Shape, batch: int) -> Iterator[Term]:
         yield Term("update", s.state_layers, f.update(batch), batch)
     if f.channels:
         moved = ops.conv(batch, batch, f.channels, f.width, s.conv_value_bytes)
-        yield Term("conv", s.state_layers, moved, batch)
+        yield Term("conv_update", s.state_layers, moved, batch)
+
+
+def decode_attention_term(s: Shape, batch: int, context: int) -> Term:
+    """Attention of ``batch`` decodes over ``context`` tokens in all."""
+    wide = s.query_heads * s.head_dim
+    moved = 2 * s.kv_value_bytes * s.kv_heads * s.head_dim * context
+    work = Work(4 * wide * context, moved + 2 * s.act_bytes * wide * batch)
+    return Term("attention_decode", s.attention_layers, work, context)
 
 
 def copy_terms(s: Shape, copies: int, saves: int, kv_tokens: int) -> Iterator[Term]:

@@ -7,7 +7,7 @@ tokens. Prefill and decode tokens of a step share every GEMM.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,9 @@ from sim.step import Step, StepResult
 class ModelledBackend:
     """Prices steps of one model on ``tp`` devices; implements ``StepBackend``.
 
-    ``efficiency`` defaults to the device's constants. Raises ``ValueError`` where the model or
-    the device lacks a figure that the price needs.
+    ``efficiency`` defaults to the device's constants. ``launches`` are seconds of one launch by
+    operation where they were measured, the device's otherwise; its ``step`` is added to each step.
+    Raises ``ValueError`` where the model or the device lacks a figure that the price needs.
     """
 
     def __init__(
@@ -34,12 +35,15 @@ class ModelledBackend:
         tp: int = 1,
         *,
         efficiency: Efficiency | None = None,
+        launches: Mapping[str, float] | None = None,
         kv_dtype: str = "auto",
         ssm_dtype: str = "auto",
     ) -> None:
         self.device = device
         self.shape = shape = layers.shape_of(model, tp, kv_dtype, ssm_dtype)
         self.efficiency = device.efficiency if efficiency is None else efficiency
+        self._own_s = dict(launches or {})
+        self._step_s = self._own_s.get("step", 0.0)
         self._peak = device.peak(model.dtype)
         self._eager_s, self._graph_s = device.launch_ns * 1e-9, device.graph_launch_ns * 1e-9
         self._token_s: dict[tuple[int, float], float] = {}
@@ -84,9 +88,11 @@ class ModelledBackend:
             out[term.op] = out.get(term.op, 0.0) + seconds
         if step.decodes and self.shape.attention_layers:
             context = float(step.decode_context_tokens)
-            fixed = self.shape.attention_layers * launch
+            fixed = self.shape.attention_layers * self._own_s.get("attention_decode", launch)
             moved = self._decode_attention_s(context, len(step.decodes))
             out["attention_decode"] = fixed + moved
+        if self._step_s:
+            out["step"] = self._step_s
         return out
 
     def terms(self, step: Step) -> Iterable[Term]:
@@ -126,7 +132,7 @@ class ModelledBackend:
             sampled += chunk.samples
             copies += chunk.slot_copies
             saves += chunk.saves
-        every = self._tokens(batch + prefill, launch)
+        every = self._step_s + self._tokens(batch + prefill, launch)
         if sampled:
             every += self._head(sampled, launch)
         if batch:
@@ -160,7 +166,8 @@ class ModelledBackend:
         key = (batch, launch)
         if (seconds := self._update_s.get(key)) is None:
             terms = layers.update_terms(self.shape, batch)
-            seconds = self._seconds(terms, launch) + self.shape.attention_layers * launch
+            own = self._own_s.get("attention_decode", launch)
+            seconds = self._seconds(terms, launch) + self.shape.attention_layers * own
             self._update_s[key] = seconds
         return seconds
 
@@ -173,7 +180,7 @@ class ModelledBackend:
                 flops * tokens / (peak * compute),
                 (moved * tokens + window * sequences) / (self.device.bandwidth * memory),
             )
-            total += count * (busy + launch)
+            total += count * (busy + self._own_s.get(op, launch))
         return total
 
     def _prefill_attention(self, pairs: int, context: int, tokens: int, launch: float) -> float:
@@ -183,7 +190,8 @@ class ModelledBackend:
         compute, memory = self.efficiency.at("attention_prefill", pairs)
         moved = self._kv_bytes * context + self._query_bytes * tokens
         arithmetic = self._attention_flops * pairs / (self._peak * compute)
-        return count * (max(arithmetic, moved / (self.device.bandwidth * memory)) + launch)
+        own = self._own_s.get("attention_prefill", launch)
+        return count * (max(arithmetic, moved / (self.device.bandwidth * memory)) + own)
 
     def _chunk_terms(self, step: Step) -> Iterable[Term]:
         tokens = sum(c.tokens for c in step.chunks)
@@ -227,5 +235,5 @@ class ModelledBackend:
                 continue
             peak = device.vector_flops if vector else self._peak
             busy = max(flops / (peak * compute), moved / (device.bandwidth * memory))
-            total += count * (busy + launch)
+            total += count * (busy + self._own_s.get(op, launch))
         return total
