@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.cli_errors import UsageError, tells_errors
-from experiments.cli_generate import generate
+from experiments.cli_generate import generate, settings
 from traces.mooncake import write_mooncake
 from traces.native import write_native
 from traces.registry import READERS, detect, options_of, read_trace
@@ -24,11 +24,15 @@ from traces.trace import Trace
 app = typer.Typer(help="Read, describe and convert request traces.", no_args_is_help=True)
 app.command()(tells_errors(generate))
 
-File = Annotated[str, typer.Argument(help="Trace file, plain, .gz or .zst.")]
+File = Annotated[str, typer.Argument(help="Trace file, plain, .gz or .zst; a folder for WEKA.")]
 Format = Annotated[str | None, typer.Option(help=f"One of {', '.join(READERS)}; else detected.")]
-Block = Annotated[int | None, typer.Option(help="Tokens per hash of a Mooncake file (512).")]
+Block = Annotated[int | None, typer.Option(help="Tokens per hash: Mooncake 512, Bailian 16.")]
 Tail = Annotated[str | None, typer.Option(help="ceil or floor: has a partial last block an id?")]
 Infer = Annotated[str | None, typer.Option(help="off or on: follow-ups of hashed traces.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="OPTION=VALUE", help="Any option of the format, repeatable."),
+]
 Sort = Annotated[bool, typer.Option("--sort", help="Sort by arrival where times go backwards.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out bad lines and list them.")]
 
@@ -43,6 +47,7 @@ def stats(
     block_tokens: Block = None,
     tail: Tail = None,
     infer_appends: Infer = None,
+    set_: Set = None,
     sort: Sort = False,
     skip_bad: SkipBad = False,
 ) -> None:
@@ -50,9 +55,8 @@ def stats(
     grids = grid or [1024, 1040]
     if min(grids) < 1:
         raise UsageError(f"--grid is {min(grids)}, allowed: 1 token or more")
-    found = trace_stats(
-        _read(file, format, block_tokens, tail, infer_appends, sort, skip_bad), grids
-    )
+    given = _given(block_tokens, tail, infer_appends, set_)
+    found = trace_stats(_read(file, format, given, sort, skip_bad), grids)
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))
     else:
@@ -70,6 +74,7 @@ def convert(
     block_tokens: Block = None,
     tail: Tail = None,
     infer_appends: Infer = None,
+    set_: Set = None,
     sort: Sort = False,
     skip_bad: SkipBad = False,
 ) -> None:
@@ -78,7 +83,8 @@ def convert(
         raise UsageError(f"--to is {to!r}, allowed: native, mooncake")
     if out_block_tokens < 1:
         raise UsageError(f"--out-block-tokens is {out_block_tokens}, allowed: 1 or more")
-    trace = _read(source, format, block_tokens, tail, infer_appends, sort, skip_bad)
+    given = _given(block_tokens, tail, infer_appends, set_)
+    trace = _read(source, format, given, sort, skip_bad)
     if to == "native":
         write_native(trace, target)
         lost = "nothing lost"
@@ -90,17 +96,21 @@ def convert(
     typer.echo(f"{len(trace)} requests to {target}; {lost}")
 
 
+def _given(
+    block_tokens: int | None, tail: str | None, infer_appends: str | None, pairs: list[str] | None
+) -> dict[str, object]:
+    """The options that were given; ``pairs`` are ``option=value`` with YAML scalars."""
+    named = {"block_tokens": block_tokens, "tail": tail, "infer_appends": infer_appends}
+    try:
+        return {k: v for k, v in named.items() if v is not None} | settings(pairs or [])
+    except ValueError as e:
+        raise UsageError(str(e)) from None
+
+
 def _read(
-    file: str,
-    format: str | None,
-    block_tokens: int | None,
-    tail: str | None,
-    infer_appends: str | None,
-    sort: bool,
-    skip_bad: bool,
+    file: str, format: str | None, given: dict[str, object], sort: bool, skip_bad: bool
 ) -> Trace:
-    given = {"block_tokens": block_tokens, "tail": tail, "infer_appends": infer_appends}
-    options: dict[str, object] = {k: v for k, v in given.items() if v is not None}
+    options = dict(given)
     name = format or detect(file)
     if sort and (name not in READERS or "sort" in options_of(name)):
         options["sort"] = True

@@ -23,7 +23,7 @@ from sim.sglang.pools import EngineCrashError
 from traces import arrivals
 from traces.generators import generate
 from traces.identity import Prefixes, identify
-from traces.registry import detect, read_trace
+from traces.registry import READERS, detect, options_of, read_trace
 from traces.trace import Request, Run, Trace, forget_outputs, from_requests
 
 
@@ -82,9 +82,14 @@ def _load_trace(text: str, seed: int) -> tuple[Trace, Prefixes]:
 def _reading(config: TraceConfig) -> dict[str, Any]:
     """Options of the file's reader."""
     options, format = dict(config.options), config.options.get("format")
-    if config.answers and config.path and (format or detect(config.path)) == "mooncake":
+    if config.answers and config.path and _infers(format or detect(config.path)):
         options["infer_appends"] = "on" if config.answers == "known" else "off"
     return options
+
+
+def _infers(format: object) -> bool:
+    """Whether files of this format leave answers to be inferred."""
+    return format in READERS and "infer_appends" in options_of(str(format))
 
 
 def _written(rows: list[InlineRequest]) -> Trace:

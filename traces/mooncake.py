@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.chain import Chain
+from traces.blocks import Blocks
 from traces.columns import Columns
 from traces.errors import BadLines, BadRecord, TraceError
 from traces.fields import integer, integers, nanoseconds, parse_object, string
@@ -43,7 +43,7 @@ def read_mooncake(
     Raises ``TraceError``; with ``skip_bad`` bad lines are listed in ``notes["skipped"]`` instead.
     """
     bad = BadLines(path, skip_bad)
-    reader = _Reader(block_tokens, tail, Columns(sort))
+    reader = _Reader(Blocks(block_tokens, tail), Columns(sort))
     for number, text in lines(path, bad):
         try:
             reader.take(parse_object(text))
@@ -57,15 +57,10 @@ def read_mooncake(
 
 @dataclass
 class _Reader:
-    """Blocks are numbered in order of first sight; block ``b`` owns the addresses from
-    ``b * block_tokens`` on. ``last`` holds the index of a session's latest turn."""
+    """``last`` holds the index of a session's latest turn."""
 
-    block_tokens: int
-    tail: str
+    blocks: Blocks
     columns: Columns
-    chain: Chain = field(default_factory=Chain)
-    block: dict[int, int] = field(default_factory=dict)
-    partial: dict[int, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
 
     def take(self, record: dict[str, Any]) -> None:
@@ -81,12 +76,12 @@ class _Reader:
         id = string(record, "request_id") or str(len(self.columns.ids))
         self.columns.check(id, UNKNOWN if arrival is None else arrival)
         ids = integers(record, "hash_ids", MAX_HASH)
-        self._check_ids(ids, prompt)
+        self.blocks.check(ids, prompt)
         row = self.columns.add(
             id,
             prompt,
             output,
-            self._runs(ids, prompt),
+            self.blocks.runs(ids, prompt),
             arrival=UNKNOWN if arrival is None else arrival,
             session=session,
             after=() if before is None else (before,),
@@ -104,50 +99,6 @@ class _Reader:
         timed = bool(self.columns.ids) and self.columns.arrival[0] != UNKNOWN
         if arrival is None and before is None and timed:
             raise BadRecord("timestamp is missing, allowed: milliseconds from the start")
-
-    def _check_ids(self, ids: list[int], prompt: int) -> None:
-        full, rest = divmod(prompt, self.block_tokens)
-        want = full + (rest > 0 and self.tail == "ceil")
-        if len(ids) != want:
-            raise BadRecord(
-                f"{len(ids)} hash_ids for {prompt} tokens in blocks of {self.block_tokens},"
-                f" allowed: {want} with tail {self.tail} (or other options tail, block_tokens)"
-            )
-        self.chain.check(ids)
-        for i, tokens in self._widths(ids, prompt):
-            known = self.partial.get(i, self.block_tokens if i in self.block else tokens)
-            if known != tokens:
-                raise BadRecord(
-                    f"block {i} has {tokens} tokens here but {known} earlier, allowed: one length"
-                )
-
-    def _widths(self, ids: list[int], prompt: int) -> list[tuple[int, int]]:
-        """The ids whose width a record can contradict: its last one and the last seen before."""
-        if not ids:
-            return []
-        out = [(ids[-1], min(self.block_tokens, prompt - (len(ids) - 1) * self.block_tokens))]
-        new = next((k for k, i in enumerate(ids) if i not in self.block), len(ids))
-        return [*out, (ids[new - 1], self.block_tokens)] if 0 < new < len(ids) else out
-
-    def _runs(self, ids: list[int], prompt: int) -> list[tuple[int, int]]:
-        self.chain.add(ids)
-        for i in ids:
-            self.block.setdefault(i, len(self.block))
-        size = self.block_tokens
-        rest = min(prompt, len(ids) * size) - (len(ids) - 1) * size
-        if ids and rest < size:
-            self.partial[ids[-1]] = rest
-        out: list[tuple[int, int]] = []
-        start = previous = -2
-        for b in map(self.block.__getitem__, ids):
-            if b != previous + 1:
-                if start >= 0:
-                    out.append((start * size, (previous + 1 - start) * size))
-                start = b
-            previous = b
-        if ids:
-            out.append((start * size, (previous - start) * size + rest))
-        return out
 
 
 def _refuse_graph(record: dict[str, Any]) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from traces import tokens
 from traces.azure import NAMES, read_azure
+from traces.bailian import read_bailian
+from traces.chat import read_chat
 from traces.errors import BadLines, TraceError
 from traces.fields import nearest
 from traces.files import lines
 from traces.mooncake import read_mooncake
 from traces.native import read_native
+from traces.rag import read_rag
 from traces.trace import Trace
 from traces.weka import read_weka
 
@@ -21,14 +27,30 @@ READERS: dict[str, Callable[..., Trace]] = {
     "mooncake": read_mooncake,
     "weka": read_weka,
     "azure": read_azure,
+    "bailian": read_bailian,
+    "rag": read_rag,
+    "tokens": tokens.read_tokens,
+    "chat": read_chat,
 }
-_MARKS = {"format": "native", "trace": "weka"}
+#: option -> the words it can be, or the type of its value
+OPTIONS: dict[str, tuple[str, ...] | type] = {
+    "block_tokens": int,
+    "tail": ("ceil", "floor"),
+    "infer_appends": ("off", "on"),
+    "hashes": ("chained", "content"),
+    "turns": ("last", "all"),
+    "lengths": str,
+    "tokenizer": str,
+    "chat_template": str,
+    "sort": bool,
+    "skip_bad": bool,
+}
 _LENGTHS = ("input_length", "input_tokens")
-_CHOICES = {"tail": ("ceil", "floor"), "infer_appends": ("off", "on")}
+_TEXTS = ("messages", "conversations", "body")
 
 
 def read_trace(path: str, format: str | None = None, **options: object) -> Trace:
-    """Read a trace of any format; without ``format`` the first line tells it.
+    """Read a trace of any format; without ``format`` the file's beginning tells it.
 
     ``options`` are those of the format's reader. Raises ``TraceError`` for what is wrong with the
     file, the format's name or an option.
@@ -43,21 +65,47 @@ def read_trace(path: str, format: str | None = None, **options: object) -> Trace
 
 
 def detect(path: str) -> str:
-    """The name of the format that the first line of ``path`` is in."""
-    _, text = next(lines(path, BadLines(path)))
+    """The name of the format that ``path`` is in: a folder is WEKA, otherwise the first line
+    tells."""
+    if Path(path).is_dir():
+        return "weka"
+    first = lines(path, BadLines(path))
+    _, text = next(first)
     if all(name in text for name in NAMES):
         return "azure"
     try:
-        record = json.loads(text)
+        name = _of_record(json.loads(text))
     except (ValueError, RecursionError):
-        record = None
-    if isinstance(record, dict):
-        for key, name in _MARKS.items():
-            if key in record:
-                return name
-        if any(key in record for key in _LENGTHS):
-            return "mooncake"
+        name = _of_document(text, (line for _, line in islice(first, 100)))
+    if name is not None:
+        return name
     raise TraceError(path, 1, f"no known format begins with {text[:40]!r}, {_allowed()}")
+
+
+def _of_record(record: object) -> str | None:
+    """What a whole first line is the beginning of."""
+    if not isinstance(record, dict):
+        return None
+    tests: tuple[tuple[str, bool], ...] = (
+        ("native", "format" in record),
+        ("weka", "trace" in record or {"requests", "block_size"} <= record.keys()),
+        ("chat", any(isinstance(record.get(k), dict | list) for k in _TEXTS)),
+        ("rag", isinstance(record.get("hash_ids"), dict)),
+        ("bailian", {"chat_id", "hash_ids"} <= record.keys()),
+        ("tokens", any(isinstance(record.get(k), list) for k in tokens.PROMPTS)),
+        ("tokens", any(k in record for k in tokens.MARKS)),
+        ("mooncake", any(k in record for k in _LENGTHS)),
+    )
+    return next((name for name, found in tests if found), None)
+
+
+def _of_document(text: str, rest: Iterable[str]) -> str | None:
+    """What a file is that goes on after its first line: a WEKA conversation in many lines."""
+    if not text.startswith("{"):
+        return None
+    keys = ('"requests"', '"block_size"')
+    head = "\n".join((text, *rest))
+    return "weka" if all(key in head for key in keys) else None
 
 
 def options_of(format: str) -> tuple[str, ...]:
@@ -74,16 +122,14 @@ def _checked(path: str, format: str, option: str, value: Any) -> Any:
         )
     if option == "infer_appends" and isinstance(value, bool):  # YAML reads on and off as such
         value = "on" if value else "off"
-    ok = (
-        value in _CHOICES[option]
-        if option in _CHOICES
-        else type(value) is int and 1 <= value <= 2**20
-        if option == "block_tokens"
-        else isinstance(value, bool)
-    )
+    kind = OPTIONS[option]
+    if isinstance(kind, tuple):
+        ok, allowed = value in kind, ", ".join(kind)
+    elif kind is int:
+        ok, allowed = type(value) is int and 1 <= value <= 2**20, "an integer from 1 to 1048576"
+    else:
+        ok, allowed = type(value) is kind, "a path" if kind is str else "true or false"
     if not ok:
-        allowed = {"block_tokens": "an integer from 1 to 1048576"}.get(option, "true or false")
-        allowed = ", ".join(_CHOICES[option]) if option in _CHOICES else allowed
         raise TraceError(path, 0, f"option {option} is {value!r}, allowed: {allowed}")
     return value
 

@@ -1,8 +1,10 @@
-"""Agent conversations in the run-length form of the WEKA (kv-cache-tester) traces, read only.
+"""Agent conversations of the WEKA (kv-cache-tester) traces, read only.
 
-A header per conversation, then its requests with block ids as runs ``[first, count]``, local to
-the conversation, prefix-chained; the last partial block has no id. No conversation says when it
-began, so no request has an arrival: the first of a conversation starts it, all others wait.
+Either the original JSON, one file per conversation (``traces.weka_json``), or the run-length
+form: a header per conversation, then its requests with block ids as runs ``[first, count]``. Ids
+are local to the conversation (unless the JSON says global) and prefix-chained; the last partial
+block has no id. No conversation says when it began, so no request has an arrival: the first of a
+conversation starts it, all others wait.
 
 Who waits for whom: a turn of the main agent or of a sub-agent waits for the turn before it, and
 a sub-agent's first turn for the latest main turn. A main turn also waits for the sub-agents that
@@ -14,39 +16,76 @@ Source: callanjfox/kv-cache-tester.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from traces import weka_json
 from traces.columns import Columns
 from traces.errors import BadLines, BadRecord
-from traces.fields import integer, nanoseconds, parse_object, string
+from traces.fields import integer, parse_object, string
 from traces.files import lines
 from traces.trace import Trace
+from traces.weka_rows import MAX_BLOCK, SECOND, Row, Stretches, row
 
-SECOND = 1_000_000_000
-MAX_BLOCK = 2**40
+MAX_BLOCK_TOKENS = 2**20
 
 
 def read_weka(path: str, *, skip_bad: bool = False) -> Trace:
-    """Read ``path`` (``.rle.jsonl``, any compression).
+    """Read ``path``: run-length JSONL, one conversation's JSON, or a folder of such.
 
     Raises ``TraceError``; with ``skip_bad`` bad lines are listed in ``notes["skipped"]`` instead.
     """
-    bad = BadLines(path, skip_bad)
-    reader = _Reader()
-    for number, text in lines(path, bad):
-        try:
-            reader.take(parse_object(text))
-        except BadRecord as e:
-            bad.report(number, str(e))
+    reader, skipped = _Reader(), list[str]()
+    for file in weka_json.files(path):
+        bad = BadLines(file, skip_bad)
+        if file == path and _is_run_length(path):
+            _read_lines(reader, bad)
+        else:
+            _read_document(reader, bad)
+        skipped += bad.found
     return reader.columns.build(
         format="weka",
         block_tokens=reader.block_tokens,
         arrivals="unknown",
-        skipped=tuple(bad.found),
+        skipped=tuple(skipped),
     )
+
+
+def _is_run_length(path: str) -> bool:
+    """Whether the first line is a whole record of the run-length form, good or bad."""
+    _, text = next(lines(path, BadLines(path, skip=True)))
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return not text.startswith("{") or '"trace"' in text
+    return not (isinstance(record, dict) and "requests" in record)
+
+
+def _read_lines(reader: _Reader, bad: BadLines) -> None:
+    for number, text in lines(bad.path, bad):
+        try:
+            reader.take(parse_object(text))
+        except BadRecord as e:
+            bad.report(number, str(e))
+
+
+def _read_document(reader: _Reader, bad: BadLines) -> None:
+    found = weka_json.document(bad.path, bad)
+    if found is None:
+        return
+    try:
+        reader.begin(weka_json.header(found.content))
+    except BadRecord as e:
+        bad.report(found.numbers[0], str(e))
+        return
+    for k, one in weka_json.rows(found, reader.block_tokens, bad):
+        try:
+            reader.add(one)
+        except BadRecord as e:
+            bad.report(found.line_of(k), f"requests[{k}]: {e}")
 
 
 @dataclass(frozen=True)
@@ -64,7 +103,7 @@ class _Runs:
     reach: dict[int, int] = field(default_factory=dict)
     before: dict[int, int] = field(default_factory=dict)
 
-    def check(self, runs: list[tuple[int, int]]) -> None:
+    def check(self, runs: Stretches) -> None:
         previous = 0
         for first, count in runs:
             k = bisect_right(self.heads, first)
@@ -79,7 +118,7 @@ class _Runs:
             previous = first + count - 1
         self._check_repeats(runs)
 
-    def _check_repeats(self, runs: list[tuple[int, int]]) -> None:
+    def _check_repeats(self, runs: Stretches) -> None:
         ordered = sorted(runs)
         for (a, n), (b, _) in pairwise(ordered):
             if b < a + n:
@@ -90,7 +129,7 @@ class _Runs:
             f"id {i} follows {now} here but {then} earlier, allowed: prefix-chained ids"
         )
 
-    def add(self, runs: list[tuple[int, int]]) -> None:
+    def add(self, runs: Stretches) -> None:
         previous = 0
         for first, count in runs:
             if first not in self.reach:
@@ -106,6 +145,7 @@ class _Reader:
     block_tokens: int = 0
     name: str | None = None
     names: set[str] = field(default_factory=set)
+    scope: object = "local"
     base: int = 0
     top: int = 0
     runs: _Runs = field(default_factory=_Runs)
@@ -115,58 +155,58 @@ class _Reader:
     def take(self, record: dict[str, Any]) -> None:
         """Begin a conversation, or append a request to it."""
         if "trace" in record:
-            self._begin(record)
+            self.begin(record)
         elif self.name is None:
             raise BadRecord("no conversation to belong to, allowed: after a header with trace")
         else:
-            self._request(record)
+            agent = string(record, "s", "") or ""
+            self.add(row(record, agent, 0, self.block_tokens, "h", _stretches))
 
-    def _begin(self, record: dict[str, Any]) -> None:
+    def begin(self, record: dict[str, Any]) -> None:
+        """Begin the conversation of a header; ids of a global scope go on from the one before."""
         self.name = None  # what follows a bad header belongs to nothing
-        name = string(record, "trace")
-        size = integer(record, "block_size", 1)
+        name, scope = string(record, "trace"), record.get("scope", "local")
+        size = integer(record, "block_size", 1, MAX_BLOCK_TOKENS)
         if name is None or name in self.names:
             raise BadRecord(f"conversation {name!r} stands twice, allowed: names that differ")
         if self.block_tokens not in (0, size):
             raise BadRecord(f"block_size is {size}, allowed: {self.block_tokens} as above")
+        if self.names and scope != self.scope:
+            raise BadRecord(f"hash_id_scope is {scope}, allowed: {self.scope} as above")
         self.names.add(name)
-        self.name, self.block_tokens = name, size
-        self.base += self.top * size
-        self.top, self.latest = 1, 0
-        self.runs, self.turns = _Runs(), {}
+        self.name, self.block_tokens, self.scope = name, size, scope
+        if scope == "local":
+            self.base += self.top * size
+            self.top, self.runs = 1, _Runs()
+        self.latest, self.turns = 0, {}
 
-    def _request(self, record: dict[str, Any]) -> None:
-        agent = string(record, "s", "") or ""
-        prompt, output = integer(record, "in", 1), integer(record, "out")
-        start = nanoseconds(record, "t", SECOND)
-        took = nanoseconds(record, "api_time", SECOND) or 0
-        think = nanoseconds(record, "think_time", SECOND)
-        if start is None:
-            raise BadRecord("t is missing, allowed: seconds from the conversation's start")
-        if start < self.latest:
+    def add(self, row: Row) -> None:
+        """Append a request to the conversation."""
+        if row.start < self.latest:
             raise BadRecord(
-                f"t goes back from {self.latest / SECOND} to {start / SECOND} s, allowed: times"
+                f"t goes back from {self.latest / SECOND} to {row.start / SECOND} s, allowed: times"
                 " that do not fall within a conversation"
             )
-        blocks = _blocks(record, prompt // self.block_tokens)
-        self.runs.check(blocks)
-        self.runs.add(blocks)
-        waits = self._waits(agent, start)
-        after = tuple(turn.row for turn in waits)
-        if len(waits) != 1 or think is None or agent not in self.turns:
-            think = max(0, start - max((turn.end for turn in waits), default=start))
-        row = self.columns.add(
+        self.runs.check(row.blocks)
+        self.runs.add(row.blocks)
+        waits = self._waits(row.agent, row.start)
+        think = row.think
+        if len(waits) != 1 or think is None or row.agent not in self.turns:
+            think = max(0, row.start - max((turn.end for turn in waits), default=row.start))
+        size = self.block_tokens
+        index = self.columns.add(
             f"{self.name}/{len(self.columns.ids)}",
-            prompt,
-            output,
-            [(self.base + i * self.block_tokens, n * self.block_tokens) for i, n in blocks],
-            session=f"{self.name}/{agent}" if agent else self.name,
-            after=after,
+            row.prompt,
+            row.output,
+            [(self.base + i * size, n * size) for i, n in row.blocks],
+            session=f"{self.name}/{row.agent}" if row.agent else self.name,
+            after=tuple(turn.row for turn in waits),
             think=think,
         )
-        self.top = max([self.top, *(i + n for i, n in blocks)])
-        self.latest = start
-        self.turns.setdefault(agent, []).append(_Turn(row, start, start + took))
+        self.top = max([self.top, *(i + n for i, n in row.blocks)])
+        self.latest = row.start
+        turn = _Turn(index, row.start, row.start + row.took)
+        self.turns.setdefault(row.agent, []).append(turn)
 
     def _waits(self, agent: str, start: int) -> list[_Turn]:
         own, main = self.turns.get(agent, []), self.turns.get("", [])
@@ -180,11 +220,11 @@ class _Reader:
         return waits
 
 
-def _blocks(record: dict[str, Any], want: int) -> list[tuple[int, int]]:
+def _stretches(record: dict[str, Any]) -> Stretches:
     value = record.get("h")
     if type(value) is not list:
         raise BadRecord(f"h is {str(value)[:40]}, allowed: a list of [first, count]")
-    runs: list[tuple[int, int]] = []
+    runs: Stretches = []
     for pair in value:
         ok = type(pair) is list and len(pair) == 2 and set(map(type, pair)) == {int}
         if not ok or not 1 <= pair[0] <= MAX_BLOCK or not 1 <= pair[1] <= MAX_BLOCK:
@@ -192,7 +232,4 @@ def _blocks(record: dict[str, Any], want: int) -> list[tuple[int, int]]:
         if runs and runs[-1][0] + runs[-1][1] == pair[0]:
             pair = [runs[-1][0], runs.pop()[1] + pair[1]]
         runs.append((pair[0], pair[1]))
-    total = sum(n for _, n in runs)
-    if total != want:
-        raise BadRecord(f"h has {total} blocks, allowed: {want}, the whole blocks of in")
     return runs
