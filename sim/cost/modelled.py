@@ -24,7 +24,8 @@ class ModelledBackend:
     """Prices steps of one model on ``tp`` devices; implements ``StepBackend``.
 
     ``efficiency`` defaults to the device's constants. ``launches`` are seconds of one launch by
-    operation where they were measured, the device's otherwise; its ``step`` is added to each step.
+    operation where they were measured, the device's otherwise; its ``overhead`` is added once a
+    step.
     Raises ``ValueError`` where the model or the device lacks a figure that the price needs.
     """
 
@@ -43,7 +44,7 @@ class ModelledBackend:
         self.shape = shape = layers.shape_of(model, tp, kv_dtype, ssm_dtype)
         self.efficiency = device.efficiency if efficiency is None else efficiency
         self._own_s = dict(launches or {})
-        self._step_s = self._own_s.get("step", 0.0)
+        self._step_s = self._own_s.get("overhead", 0.0)
         self._peak = device.peak(model.dtype)
         self._eager_s, self._graph_s = device.launch_ns * 1e-9, device.graph_launch_ns * 1e-9
         self._token_s: dict[tuple[int, float], float] = {}
@@ -92,7 +93,7 @@ class ModelledBackend:
             moved = self._decode_attention_s(context, len(step.decodes))
             out["attention_decode"] = fixed + moved
         if self._step_s:
-            out["step"] = self._step_s
+            out["overhead"] = self._step_s
         return out
 
     def terms(self, step: Step) -> Iterable[Term]:
