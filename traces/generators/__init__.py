@@ -8,6 +8,7 @@ from typing import Any
 
 from traces.generators.agentic import Agentic, agentic
 from traces.generators.chat import Chat, chat
+from traces.generators.fleet import Fleet, fleet
 from traces.generators.marconi import (
     FewShot,
     Lmsys,
@@ -26,10 +27,12 @@ __all__ = [
     "GENERATORS",
     "Agentic",
     "Chat",
+    "Fleet",
     "Generator",
     "SharedPrefix",
     "agentic",
     "chat",
+    "fleet",
     "generate",
     "shared_prefix",
 ]
@@ -47,6 +50,7 @@ GENERATORS: Mapping[str, Generator] = {
     "shared_prefix": Generator(SharedPrefix, shared_prefix),
     "chat": Generator(Chat, chat),
     "agentic": Generator(Agentic, agentic),
+    "fleet": Generator(Fleet, fleet),
     "marconi_lmsys": Generator(Lmsys, lmsys),
     "marconi_sharegpt": Generator(ShareGpt, sharegpt),
     "marconi_swebench": Generator(SweBench, swebench),
