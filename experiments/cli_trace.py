@@ -132,6 +132,8 @@ def _show(s: Stats, file: str) -> None:
     console.print(_overview(s, file))
     console.print(_ceilings(s))
     console.print(_grids(s))
+    console.print(_shape(s))
+    console.print(_placements(s))
     if s.skipped:
         console.print(f"{len(s.skipped)} bad lines skipped:")
         for line in s.skipped:
@@ -189,6 +191,34 @@ def _grids(s: Stats) -> Table:
         cells = [f"{x:.4f}" for x in shares]
         label = f"{g.grid_tokens} (e = {g.edge_tokens})"
         table.add_row(label, *cells, f"{g.mean_r:.1f}", f"{g.below_grid:.4f}")
+    return table
+
+
+def _shape(s: Stats) -> Table:
+    shape, turns = s.structure, s.structure.turns
+    table = Table("prefix tree of the prompts", "", show_header=True)
+    rows = [
+        ("roots / branch points / leaves", f"{shape.roots:,} / {shape.branch_points:,}"
+         f" / {shape.leaves:,}"),
+        ("most ways to go on", f"{shape.max_fan_out:,}"),
+        ("whole prompt seen before", f"{shape.full_prompt_hits:.4f} of the requests"),
+        ("hit tokens p50/p90", "/".join(map(str, shape.hit_tokens_percentiles))),
+    ]  # fmt: skip
+    if turns is not None:
+        rows += [(f"turns: {word}", f"{n:.3f}") for word, n in asdict(turns).items()]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _placements(s: Stats) -> Table:
+    head = ("a state at", "token hit rate", "prefill / least", "uncached p50/p90")
+    table = Table(*head, title="ceiling by where states are kept (unlimited cache)")
+    for p in s.placements:
+        ratio = _number(p.prefill_ratio, 2)
+        name = "every token" if p.name == "exact" else p.name
+        middle = "/".join(map(str, p.uncached_percentiles))
+        table.add_row(name, f"{p.token_hit_rate:.4f}", ratio, middle)
     return table
 
 

@@ -53,6 +53,7 @@ def read_bailian(
     trace = reader.columns.build(
         format="bailian",
         block_tokens=block_tokens,
+        tail=tail,
         hashes=hashes,
         infer_appends="off",
         parents_outside=reader.outside,

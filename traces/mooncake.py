@@ -50,7 +50,11 @@ def read_mooncake(
         except BadRecord as e:
             bad.report(number, str(e))
     trace = reader.columns.build(
-        format="mooncake", block_tokens=block_tokens, infer_appends="off", skipped=tuple(bad.found)
+        format="mooncake",
+        block_tokens=block_tokens,
+        tail=tail,
+        infer_appends="off",
+        skipped=tuple(bad.found),
     )
     return inferred(trace, block_tokens) if infer_appends == "on" else trace
 

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.identity import identify
+from traces.placements import GRIDS, Placement, placements
 from traces.shared import shared_lengths
+from traces.structure import Structure, known_lengths, structure, whole_blocks
 from traces.trace import UNKNOWN, Ints, Trace
 
 PERCENTILES = (10, 50, 90, 99)
@@ -81,6 +83,8 @@ class Stats:
     outputs_known: int
     infer_appends: str
     grids: tuple[Grid, ...]
+    structure: Structure
+    placements: tuple[Placement, ...]
     skipped: tuple[str, ...]
 
 
@@ -103,6 +107,10 @@ def trace_stats(trace: Trace, grids: Sequence[int] = (1024, 1040)) -> Stats:
         outputs_known=int(np.count_nonzero(trace.output_known & (trace.output_tokens > 0))),
         infer_appends=str(trace.notes.get("infer_appends", "off")),
         grids=tuple(_grid(shared[shared > 0], g) for g in grids),
+        structure=structure(trace, prefixes, shared, known_lengths(trace)),
+        placements=placements(
+            trace, prefixes, shared, whole_blocks(trace), sorted({*GRIDS, *grids})
+        ),
         skipped=tuple(str(s) for s in skipped) if isinstance(skipped, tuple | list) else (),
     )
 

@@ -49,6 +49,7 @@ def read_weka(path: str, *, skip_bad: bool = False) -> Trace:
     return reader.columns.build(
         format="weka",
         block_tokens=reader.block_tokens,
+        tail="floor",
         arrivals="unknown",
         skipped=tuple(skipped),
     )
