@@ -37,13 +37,14 @@ class ModelledBackend:
         *,
         efficiency: Efficiency | None = None,
         launches: Mapping[str, float] | None = None,
+        sequences: Mapping[str, float] | None = None,
         kv_dtype: str = "auto",
         ssm_dtype: str = "auto",
     ) -> None:
         self.device = device
         self.shape = shape = layers.shape_of(model, tp, kv_dtype, ssm_dtype)
         self.efficiency = device.efficiency if efficiency is None else efficiency
-        self._own_s = dict(launches or {})
+        self._own_s, self._each_s = dict(launches or {}), dict(sequences or {})
         self._step_s = self._own_s.get("overhead", 0.0)
         self._peak = device.peak(model.dtype)
         self._eager_s, self._graph_s = device.launch_ns * 1e-9, device.graph_launch_ns * 1e-9
@@ -86,10 +87,13 @@ class ModelledBackend:
         for term in self.terms(step):
             copied = term.op in ("state_copy", "state_save", "kv_copy")
             seconds = self._seconds((term,), self._eager_s if copied else launch)
+            if term.op in ("scan", "conv", "attention_prefill"):
+                each = self._each_s.get(term.op, 0.0)
+                seconds += term.launches * len(step.chunks) * each
             out[term.op] = out.get(term.op, 0.0) + seconds
         if step.decodes and self.shape.attention_layers:
             context = float(step.decode_context_tokens)
-            fixed = self.shape.attention_layers * self._own_s.get("attention_decode", launch)
+            fixed = self._decode_fixed_s(len(step.decodes), launch)
             moved = self._decode_attention_s(context, len(step.decodes))
             out["attention_decode"] = fixed + moved
         if self._step_s:
@@ -140,7 +144,7 @@ class ModelledBackend:
             every += self._update(batch, launch)
         if prefill:
             every += self._scan(prefill, len(step.chunks), launch)
-            every += self._prefill_attention(pairs, context, prefill, launch)
+            every += self._prefill_attention(pairs, context, prefill, len(step.chunks), launch)
         if not (copies or saves or step.kv_copied_tokens):
             return every, 0.0
         terms = layers.copy_terms(self.shape, copies, saves, step.kv_copied_tokens)
@@ -167,10 +171,15 @@ class ModelledBackend:
         key = (batch, launch)
         if (seconds := self._update_s.get(key)) is None:
             terms = layers.update_terms(self.shape, batch)
-            own = self._own_s.get("attention_decode", launch)
-            seconds = self._seconds(terms, launch) + self.shape.attention_layers * own
+            seconds = self._seconds(terms, launch) + self._decode_fixed_s(batch, launch)
             self._update_s[key] = seconds
         return seconds
+
+    def _decode_fixed_s(self, batch: int, launch: float) -> float:
+        """Of decode attention what no context changes."""
+        own = self._own_s.get("attention_decode", launch)
+        each = self._each_s.get("attention_decode", 0.0)
+        return self.shape.attention_layers * (own + batch * each)
 
     def _scan(self, tokens: int, sequences: int, launch: float) -> float:
         """Scan and convolution, from the coefficients of their formulas."""
@@ -181,18 +190,22 @@ class ModelledBackend:
                 flops * tokens / (peak * compute),
                 (moved * tokens + window * sequences) / (self.device.bandwidth * memory),
             )
-            total += count * (busy + self._own_s.get(op, launch))
+            fixed = self._own_s.get(op, launch) + sequences * self._each_s.get(op, 0.0)
+            total += count * (busy + fixed)
         return total
 
-    def _prefill_attention(self, pairs: int, context: int, tokens: int, launch: float) -> float:
+    def _prefill_attention(
+        self, pairs: int, context: int, tokens: int, sequences: int, launch: float
+    ) -> float:
         count = self.shape.attention_layers
         if not count:
             return 0.0
         compute, memory = self.efficiency.at("attention_prefill", pairs)
         moved = self._kv_bytes * context + self._query_bytes * tokens
         arithmetic = self._attention_flops * pairs / (self._peak * compute)
-        own = self._own_s.get("attention_prefill", launch)
-        return count * (max(arithmetic, moved / (self.device.bandwidth * memory)) + own)
+        fixed = self._own_s.get("attention_prefill", launch)
+        fixed += sequences * self._each_s.get("attention_prefill", 0.0)
+        return count * (max(arithmetic, moved / (self.device.bandwidth * memory)) + fixed)
 
     def _chunk_terms(self, step: Step) -> Iterable[Term]:
         tokens = sum(c.tokens for c in step.chunks)

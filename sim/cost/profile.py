@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from sim.cost import device as devices
 from sim.cost.device import Device
 from sim.cost.layers import Shape, shape_of
@@ -29,19 +31,31 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """``n`` timings of one case; ``part`` is one of ``PARTS``."""
+    """Timings of one case, taken in ``rounds`` over all cases; ``part`` is one of ``PARTS``."""
 
     case: str
     part: str
-    n: int
-    median_s: float
-    p10_s: float
-    p90_s: float
-    min_s: float
+    rounds: int
+    seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if self.part not in PARTS or self.n < 1 or not 0 < self.min_s <= self.median_s:
-            raise ProfileError(f"sample {self}: part is one of {PARTS}, n and times above 0")
+        if self.part not in PARTS or self.rounds < 1 or min(self.seconds, default=0) <= 0:
+            raise ProfileError(f"sample {self}: part is one of {PARTS}, rounds and times above 0")
+
+    @property
+    def median_s(self) -> float:
+        """What curves are fitted to."""
+        return float(np.median(self.seconds))
+
+    @property
+    def spread(self) -> float:
+        """Between the 10th and the 90th percentile, over the median."""
+        low, high = np.quantile(self.seconds, (0.1, 0.9))
+        return float(high - low) / self.median_s
+
+    def more(self, seconds: Iterable[float]) -> Sample:
+        """With the timings of one more round."""
+        return replace(self, rounds=self.rounds + 1, seconds=(*self.seconds, *seconds))
 
 
 @dataclass(frozen=True)
@@ -100,11 +114,16 @@ def backend(
     """Prices from a profile, and the shares they come from, which note what was missing."""
     device = profile.machine
     shares = Measured(profile.curves, device.efficiency, refuse and profile.kind == "measured")
-    launches = {op: curve.launch_s for op, curve in profile.curves.items()}
     made = ModelledBackend(
-        model, device, tp,
-        efficiency=shares, launches=launches, kv_dtype=kv_dtype, ssm_dtype=ssm_dtype,
-    )  # fmt: skip
+        model,
+        device,
+        tp,
+        efficiency=shares,
+        launches={op: curve.launch_s for op, curve in profile.curves.items()},
+        sequences={op: curve.sequence_s for op, curve in profile.curves.items()},
+        kv_dtype=kv_dtype,
+        ssm_dtype=ssm_dtype,
+    )
     return made, shares
 
 

@@ -1,11 +1,15 @@
-"""How well an operation does at its sizes: time = launches * launch + roofline / share(size)."""
+"""How well an operation does at its sizes.
+
+time = launches * (launch + sequences * sequence) + roofline / share(size)
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,28 +33,37 @@ def octaves(sizes: Floats) -> Floats:
     return found
 
 
+def one_peak(values: Sequence[float]) -> bool:
+    """Whether values rise, then fall (either may be missing)."""
+    steps = [b - a for a, b in pairwise(values) if a != b]
+    signs = [step > 0 for step in steps]
+    return signs == sorted(signs, reverse=True)
+
+
 @dataclass(frozen=True)
 class Curve:
-    """``launch_s`` a launch; ``shares`` of the roofline at ``sizes``, neither ever falling.
+    """``launch_s`` a launch and ``sequence_s`` a sequence in it; ``shares`` of the roofline.
 
-    Between sizes the share is linear in the octave, outside it stays what it is at the end.
+    Shares rise with size; they may fall again beyond the highest (where data outgrow a cache).
+    Between sizes they are linear in the octave, outside they stay what they are at the end.
     """
 
     launch_s: float
     sizes: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
+    sequence_s: float = 0.0
     knots: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.sizes) != len(self.shares) or self.launch_s < 0:
+        if len(self.sizes) != len(self.shares) or min(self.launch_s, self.sequence_s) < 0:
             raise ValueError(
-                f"{len(self.sizes)} sizes, {len(self.shares)} shares, launch {self.launch_s} s: "
-                "must be equally many, and 0 or more"
+                f"{len(self.sizes)} sizes, {len(self.shares)} shares, launch {self.launch_s} s, "
+                f"sequence {self.sequence_s} s: must be equally many, and 0 or more"
             )
-        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(self.sizes)):
             raise ValueError(f"sizes {self.sizes} must grow")
-        if min(self.shares, default=1) <= 0 or list(self.shares) != sorted(self.shares):
-            raise ValueError(f"shares {self.shares} must be above 0 and never fall")
+        if min(self.shares, default=1) <= 0 or not one_peak(self.shares):
+            raise ValueError(f"shares {self.shares} must be above 0 and never rise after a fall")
         object.__setattr__(self, "knots", tuple(octave(s) for s in self.sizes))
 
     def has(self, size: float) -> bool:

@@ -6,14 +6,13 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from sim.cost import device as devices
 from sim.cost.device import Device
-from sim.cost.profile import Profile, ProfileError, Sample
+from sim.cost.profile import PARTS, Profile, ProfileError, Sample
 from sim.cost.profile_curve import Curve
 
 SCHEMA = 1
@@ -68,7 +67,7 @@ def _from_text(text: str, where: str) -> Profile:
         data = json.loads(text)
         if data.pop("schema") != SCHEMA:
             raise ProfileError(f"{where}: schema is not {SCHEMA}, the only one that is known")
-        data["samples"] = tuple(Sample(**s) for s in data["samples"])
+        data["samples"] = tuple(_sample(s) for s in data["samples"])
         data["curves"] = {op: _curve(c) for op, c in data["curves"].items()}
         return Profile(**data)
     except json.JSONDecodeError as error:
@@ -80,19 +79,39 @@ def _from_text(text: str, where: str) -> Profile:
 
 
 def _curve(data: Mapping[str, Any]) -> Curve:
-    return Curve(data["launch_s"], tuple(data["sizes"]), tuple(data["shares"]))
+    sizes, shares = tuple(data["sizes"]), tuple(data["shares"])
+    return Curve(data["launch_s"], sizes, shares, data["sequence_s"])
+
+
+def _sample(data: Mapping[str, Any]) -> Sample:
+    return Sample(data["case"], data["part"], data["rounds"], tuple(data["seconds"]))
 
 
 def to_text(profile: Profile) -> str:
     """The JSON of a profile, one sample a line."""
     head = {"schema": SCHEMA, **{k: v for k, v in vars(profile).items() if k != "samples"}}
     head["curves"] = {
-        op: {"launch_s": c.launch_s, "sizes": c.sizes, "shares": c.shares}
-        for op, c in profile.curves.items()
+        op: {
+            "launch_s": c.launch_s,
+            "sequence_s": c.sequence_s,
+            "sizes": c.sizes,
+            "shares": c.shares,
+        }
+        for op, c in sorted(profile.curves.items())
     }
-    body = ",\n".join("  " + json.dumps(asdict(s)) for s in profile.samples)
+    body = ",\n".join("  " + json.dumps(_shown(s)) for s in sorted(profile.samples, key=_order))
     text = json.dumps(head, indent=1)
     return f'{text[:-2]},\n "samples": [\n{body}\n ]\n}}\n'
+
+
+def _shown(s: Sample) -> dict[str, Any]:
+    """A sample with its figures, which are for readers: they follow from the timings."""
+    figures = {"median_s": s.median_s, "min_s": min(s.seconds), "spread": round(s.spread, 4)}
+    return {"case": s.case, "part": s.part, "rounds": s.rounds, **figures, "seconds": s.seconds}
+
+
+def _order(s: Sample) -> tuple[int, str]:
+    return PARTS.index(s.part), s.case
 
 
 def write(profile: Profile, path: Path) -> None:
