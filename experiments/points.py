@@ -15,12 +15,13 @@ from typing import Any
 import pandas as pd
 
 from experiments.cli_errors import UsageError
-from experiments.config import Experiment, PolicyConfig, checked, put
+from experiments.config import Experiment, PolicyConfig, TraceConfig, checked, put
 from experiments.engines import Point, host, load_policy, serving, sglang_of, sized
 from experiments.simulate import Result, load_trace, run_point
 from sim.cost import device as devices
 from sim.ledger import Ledger
 from sim.policy import Policy
+from traces.registry import sources
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("traces", "sim")
@@ -164,10 +165,20 @@ def key_of(point: Point) -> str:
         "source": source_hash(),
         "libraries": _libraries(),
     }
-    for path in (point.experiment.trace.path, point.policy.name):
-        if path and Path(path).is_file():
+    for path in (*_trace_files(point.experiment.trace), point.policy.name):
+        if Path(path).is_file():
             parts[path] = file_hash(path)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _trace_files(trace: TraceConfig) -> list[str]:
+    """Every file that the trace is read from; a generator may have a ``path`` too."""
+    path = trace.path or trace.parameters.get("path")
+    if not isinstance(path, str) or not Path(path).exists():
+        return []
+    options = {**trace.parameters, **trace.options}
+    format = options.pop("format", None)
+    return sources(path, format, **{k: v for k, v in options.items() if k != "path"})
 
 
 def compute(point: Point, folder: Path) -> str:

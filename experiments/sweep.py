@@ -93,7 +93,7 @@ def _client(cluster: str) -> Iterator[None]:
 def _absolute(point: Point) -> Point:
     """The point with its files named from the root, wherever a worker was started."""
     e, policy = point.experiment, point.policy
-    if e.trace.path and Path(e.trace.path).is_file():
+    if e.trace.path and Path(e.trace.path).exists():
         trace = e.trace.model_copy(update={"path": str(Path(e.trace.path).resolve())})
         e = e.model_copy(update={"trace": trace})
     if Path(policy.name).is_file():

@@ -18,7 +18,7 @@ from traces.content import canonical
 from traces.identity import identify
 from traces.mooncake import write_mooncake
 from traces.native import write_native
-from traces.registry import READERS, detect, read_trace
+from traces.registry import READERS, detect, read_trace, sources
 from traces.shared import shared_lengths
 from traces.token_tree import TokenTree
 from traces.trace import Trace
@@ -111,6 +111,14 @@ def test_the_commands_read_it(name: str, tmp_path: Path) -> None:
     fleet = ["generate", "fleet", "--set", f"path={source}", "--out", out]
     made = run_cli(app, [*fleet, "--arrivals", "poisson", "--rate", "0.5"])
     assert made.exit_code == 0 and f"{requests} requests" in made.output
+
+
+def test_the_files_a_trace_is_made_from() -> None:
+    found = {name: [Path(p).name for p in sources(str(FIXTURES / name))] for name in ALL}
+    assert found["weka"] == ["conv_a.json", "conv_b.json"]
+    assert found["bailian.jsonl"] == ["bailian.jsonl"]
+    assert found["chat/trace.jsonl"] == ["trace.jsonl", "tokenizer.json", "tokenizer_config.json"]
+    assert found["rag/0_trace.jsonl"][0] == "0_trace.jsonl" and len(found["rag/0_trace.jsonl"]) == 6
 
 
 def test_options_of_a_format_are_set_by_name() -> None:

@@ -215,8 +215,7 @@ def _answer(record: dict[str, Any]) -> Message | None:
 def _reader(
     path: str, tokenizer: str | None, template: str | None, columns: Columns, bad: BadLines
 ) -> _Reader:
-    place = Path(tokenizer) if tokenizer is not None else Path(path).parent
-    file = place / "tokenizer.json" if place.is_dir() else place
+    file = tokenizer_file(path, tokenizer)
     if not file.is_file():
         said = f"option tokenizer is {tokenizer!r}" if tokenizer else "no tokenizer.json beside it"
         raise TraceError(
@@ -225,6 +224,12 @@ def _reader(
         )  # fmt: skip
     encoder = _HuggingFace(path, file)
     return _Reader(encoder, chat_template.load(template, file, path), Turns(columns), bad)
+
+
+def tokenizer_file(path: str, given: str | None = None) -> Path:
+    """Where the tokenizer of the trace at ``path`` is, or should be."""
+    place = Path(given) if given is not None else Path(path).parent
+    return place / "tokenizer.json" if place.is_dir() else place
 
 
 class _HuggingFace:

@@ -18,6 +18,7 @@ from typing import Any
 from traces.errors import BadRecord, TraceError
 
 HINT = "pip install 'prefixlab[tokenizers]'"
+BESIDE = ("chat_template.jinja", "tokenizer_config.json")
 SHIPPED = {
     "chatml": (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -76,7 +77,7 @@ def load(given: str | None, tokenizer: Path, trace: str) -> ChatTemplate:
     """The template ``given``: a shipped name, a ``.jinja`` file or a ``tokenizer_config.json``;
     None is what lies beside ``tokenizer``. Raises ``TraceError``."""
     source = SHIPPED.get(given or "")
-    config = _config(tokenizer.with_name("tokenizer_config.json"))
+    config = _config(tokenizer.with_name(BESIDE[1]))
     if source is None:
         source, config = _source(given, tokenizer, config, trace)
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -88,7 +89,7 @@ def load(given: str | None, tokenizer: Path, trace: str) -> ChatTemplate:
 def _source(
     given: str | None, tokenizer: Path, config: dict[str, Any], trace: str
 ) -> tuple[str, dict[str, Any]]:
-    place = Path(given) if given is not None else tokenizer.with_name("chat_template.jinja")
+    place = Path(given) if given is not None else tokenizer.with_name(BESIDE[0])
     if given is not None and not place.is_file():
         raise TraceError(
             trace, 0, f"option chat_template is {given!r}, allowed: a .jinja file, a"

@@ -8,7 +8,12 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from traces.errors import BadRecord
+
+Ints = NDArray[np.int64]
 
 MAX_TOKENS = 2**31 - 1
 MAX_NS = 2**62
@@ -78,6 +83,19 @@ def integers(record: Mapping[str, Any], name: str, high: int) -> list[int]:
         wrong = next(v for v in value if type(v) is not int or not 0 <= v <= high)
         raise BadRecord(f"{name} holds {_short(wrong)}, allowed: integers from 0 to {high}")
     return value
+
+
+def integer_array(record: Mapping[str, Any], name: str, high: int) -> Ints:
+    """A list of integers from 0 to ``high``, which int64 holds, as an array."""
+    value = record.get(name)
+    if type(value) is list and set(map(type, value)) <= {int}:
+        try:
+            out: Ints = np.array(value, np.int64)
+        except OverflowError:
+            out = np.array([-1])
+        if not len(out) or (out.min() >= 0 and out.max() <= high):
+            return out
+    return np.array(integers(record, name, high), np.int64)  # says what is wrong
 
 
 def known_keys(record: Iterable[str], allowed: Iterable[str]) -> None:

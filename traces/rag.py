@@ -123,23 +123,25 @@ def _number(text: str) -> int | float:
 
 def _lengths(path: str, given: str | None) -> dict[int, int]:
     """Tokens by piece, from all files that have them."""
-    place = Path(given) if given is not None else Path(path).parent
-    files = (
-        sorted(p for p in place.iterdir() if p.name.endswith(_ENDINGS))
-        if (place.is_dir())
-        else [place]
-    )
     out: dict[int, int] = {}
-    for file in files:
-        if place.is_dir() and (file == Path(path) or not _has_lengths(file)):
-            continue
+    for file in length_files(path, given):
         _take_lengths(str(file), out)
     if not out:
+        place = given if given is not None else Path(path).parent
         raise TraceError(
             path, 0, f"no lengths of pieces in {place}, allowed: JSONL files with token_length"
             " there, or where the option lengths says"
         )  # fmt: skip
     return out
+
+
+def length_files(path: str, given: str | None = None) -> list[Path]:
+    """The files that say how long the pieces of the trace at ``path`` are."""
+    place = Path(given) if given is not None else Path(path).parent
+    if not place.is_dir():
+        return [place]
+    found = sorted(p for p in place.iterdir() if p.name.endswith(_ENDINGS))
+    return [p for p in found if p != Path(path) and _has_lengths(p)]
 
 
 def _has_lengths(file: Path) -> bool:

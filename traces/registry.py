@@ -9,16 +9,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from traces import tokens
+from traces import tokens, weka_json
 from traces.azure import NAMES, read_azure
 from traces.bailian import read_bailian
-from traces.chat import read_chat
+from traces.chat import read_chat, tokenizer_file
+from traces.chat_template import BESIDE
 from traces.errors import BadLines, TraceError
 from traces.fields import nearest
 from traces.files import lines
 from traces.mooncake import read_mooncake
 from traces.native import read_native
-from traces.rag import read_rag
+from traces.rag import length_files, read_rag
 from traces.trace import Trace
 from traces.weka import read_weka
 
@@ -106,6 +107,23 @@ def _of_document(text: str, rest: Iterable[str]) -> str | None:
     keys = ('"requests"', '"block_size"')
     head = "\n".join((text, *rest))
     return "weka" if all(key in head for key in keys) else None
+
+
+def sources(path: str, format: str | None = None, **options: object) -> list[str]:
+    """All files that a trace is made from: its own, and those that its format reads besides.
+
+    Raises ``TraceError`` where the format cannot be told.
+    """
+    name = detect(path) if format is None else format
+    given = {k: v for k, v in options.items() if isinstance(v, str)}
+    found = [Path(p) for p in weka_json.files(path)]
+    if name == "rag":
+        found += length_files(path, given.get("lengths"))
+    if name == "chat":
+        tokenizer = tokenizer_file(path, given.get("tokenizer"))
+        found += [tokenizer, *map(tokenizer.with_name, BESIDE)]
+        found += [Path(given[k]) for k in ("chat_template",) if k in given]
+    return [str(p) for p in found if p.is_file()]
 
 
 def options_of(format: str) -> tuple[str, ...]:

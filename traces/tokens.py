@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from traces.columns import Columns
 from traces.errors import BadLines, BadRecord
-from traces.fields import integer, integers, nanoseconds, parse_object, string
+from traces.fields import integer, integer_array, nanoseconds, parse_object, string
 from traces.files import lines
 from traces.token_tree import Tokens
 from traces.trace import UNKNOWN, Trace
@@ -98,7 +96,7 @@ def _ids(record: dict[str, Any], names: tuple[str, ...]) -> Tokens | None:
         raise BadRecord(f"{found[0]} and {found[1]} both stand here, allowed: one of them")
     if not found:
         return None
-    return np.array(integers(record, found[0], MAX_TOKEN_ID), np.int64)
+    return integer_array(record, found[0], MAX_TOKEN_ID)
 
 
 def _length(record: dict[str, Any], names: tuple[str, ...], ids: Tokens | None, low: int) -> int:

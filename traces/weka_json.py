@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from traces.errors import BadLines, BadRecord, TraceError
-from traces.fields import integers, nanoseconds, string
+from traces.fields import integer_array, nanoseconds, string
 from traces.files import lines
 from traces.weka_rows import MAX_BLOCK, SECOND, Row, row
 
@@ -118,7 +118,7 @@ def _flat(entry: Any, agent: str, offset: int, block_tokens: int, where: str) ->
 
 def _blocks(record: dict[str, Any]) -> list[tuple[int, int]]:
     """Stretches ``(first, count)`` of ids that go up by one."""
-    ids = np.array(integers(record, "hash_ids", MAX_BLOCK), np.int64)
+    ids = integer_array(record, "hash_ids", MAX_BLOCK)
     if not len(ids):
         return []
     if int(ids.min()) < 1:
