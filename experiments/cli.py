@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 
 from experiments import cli_plan, cli_trace, config
+from experiments.cli_curve import curve_command
 from experiments.cli_errors import UsageError, tells_errors
+from experiments.cli_options import replaced
 from experiments.cli_parity import parity
 from experiments.config import Experiment
 from experiments.run import redraw
@@ -27,8 +29,6 @@ app.command("parity")(parity)
 cli_plan.register(app)
 # A pipe has no width of its own; figures cut to fit 80 columns would be of no use.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-NO_OTHER_TRACE = ("trace.generator=null", "trace.requests=[]", "trace.parameters={}",
-                  "trace.arrivals=null")  # fmt: skip
 
 
 def _run(
@@ -44,10 +44,7 @@ def _run(
     ] = None,
 ) -> None:
     """Run an experiment; only what is missing is computed."""
-    overrides = list(setting or [])
-    if trace is not None:
-        overrides += [f"trace.path={trace}", *NO_OTHER_TRACE]
-    experiment = config.load(config.find(file), overrides)
+    experiment = config.load(config.find(file), replaced(trace, setting))
     folder = out or Path("results") / experiment.name
     try:
         plots = run_experiment(experiment, folder, jobs, console, cluster)
@@ -84,6 +81,7 @@ def _schema() -> None:
 
 
 app.command("run")(tells_errors(_run))
+app.command("curve")(curve_command)
 app.command("plot")(tells_errors(_plot))
 app.command("list")(tells_errors(_list))
 app.command("schema")(tells_errors(_schema))

@@ -92,6 +92,34 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
     return path
 
 
+def draw_curve(table: pd.DataFrame, experiment: Experiment, rate: float, path: Path) -> Path:
+    """Token hit rate against memory, a line a policy; a band of two standard errors."""
+    policies = list(dict.fromkeys(table.policy))
+    palette = colours(policies)
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(7.6, 4.8), layout="constrained")
+        for i, name in enumerate(policies):
+            rows = table[table.policy == name]
+            x, y, error = rows.memory_gib, rows.token_hit_rate, 2 * rows.standard_error
+            ax.plot(x, y, color=palette[i], lw=max(4.0 - 0.9 * i, 1.3), marker="o", ms=3.5,
+                    ls="--" if i % 4 == 3 else "-", label=str(name))  # fmt: skip
+            if rate < 1:
+                ax.fill_between(x, y - error, y + error, color=palette[i], alpha=0.18, lw=0)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:,g}")
+        ax.set_ylim(bottom=0, top=1.04 * ax.get_ylim()[1])
+        ax.set_xlabel("memory for states and KV (GiB)")
+        ax.set_ylabel("token hit rate")
+        labels = [str(name) for name in policies]
+        figure.legend(loc="outside lower center", ncols=_columns(labels, 7.6), frameon=False)
+        of = "" if rate == 1 else f", {rate:g} of the prefix roots, band: two standard errors"
+        figure.suptitle(f"Hits only, one request at a time{of}\n{experiment.model}")
+        figure.savefig(path, metadata={"Software": None})
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        plt.close(figure)
+    return path
+
+
 def _columns(labels: list[str], width: float) -> int:
     """Of the legend: as many as its text leaves room for; a character takes about 0.075 inch."""
     longest = max((len(label) for label in labels), default=1)
