@@ -304,6 +304,20 @@ def test_bailian_appends_are_inferred_on_request() -> None:
     assert shared(trace, True)[2:4] == [80, 120]  # parent's prompt and output
 
 
+def test_appends_of_weka_and_native_files_are_inferred_on_request(tmp_path: Path) -> None:
+    off, on = fixture("weka"), fixture("weka", infer_appends="on")
+    assert shared(off, True)[3:5] == [128, 192]
+    # two sub-agents have the same first blocks, and the longer one, 140 + 5, is taken for the
+    # parent of agent_001's second prompt; the main one's is 200 + 20
+    assert shared(on, True)[3:5] == [145, 220]
+    write_native(off, str(tmp_path / "t"))
+    again = read_trace(str(tmp_path / "t"), infer_appends="on")
+    assert again.output_known.all() and again.notes["infer_appends"] == "on"
+    write_native(fixture("tokens_marconi.jsonl"), str(tmp_path / "t"))
+    told = read_trace(str(tmp_path / "t"), infer_appends="on")
+    assert columns(told) == columns(read_trace(str(tmp_path / "t")))
+
+
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=20), min_size=1, max_size=7))
 @relaxed
 def test_bailian_blocks_equal_hashing_plain_arrays(

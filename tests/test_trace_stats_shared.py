@@ -148,6 +148,20 @@ def test_hits(name: str) -> None:
     assert [round(x, 4) for x in found] == pytest.approx(HITS[name], abs=1.01e-4)
 
 
+#: with prompts and outputs that later prompts are taken to begin with
+INFERRED = {WEKA: 0.966, RAG: 0.3143, TAU: 0.9548}
+
+
+@pytest.mark.parametrize("name", list(INFERRED))
+def test_hits_with_inferred_appends(name: str) -> None:
+    real(name)  # skips where the file is absent
+    options = {"infer_appends": "on", **({"sort": True} if name == RAG else {})}
+    trace = read_trace(str(REAL / name), **options)
+    shared = shared_lengths(trace, identify(trace), outputs=True)
+    rate = int(shared.sum()) / int(trace.prompt_tokens.sum())
+    assert round(rate, 4) == pytest.approx(INFERRED[name], abs=1e-4)
+
+
 @pytest.mark.parametrize("name", list(TREES))
 def test_trees(name: str) -> None:
     r = real(name)
@@ -170,7 +184,7 @@ def test_turns(name: str) -> None:
 
 PLACES = (
     "exact", "grid 64", "grid 256", "grid 512", "grid 1024", "grid 1040", "grid 4096", "end",
-    "end + branch", "end + grid 1040", "end + branch + grid 1040",
+    "end+branch", "end+grid 1040", "end+branch+grid 1040",
 )  # fmt: skip
 #: token hit rate of each, and prefill over the least
 CEILINGS = {
@@ -220,23 +234,23 @@ WARM: dict[str, dict[str, tuple[int, int, float]]] = {
         "grid 1040": (3001, 19649, 1.08),
         "grid 4096": (3996, 19875, 1.13),
         "end": (2582, 20171, 1.04),
-        "end + branch": (2568, 19731, 1.02),
-        "end + branch + grid 1024": (2468, 19046, 1.0),
+        "end+branch": (2568, 19731, 1.02),
+        "end+branch+grid 1024": (2468, 19046, 1.0),
     },
     WEKA: {
         "exact": (740, 4276, 1.0),
         "grid 256": (843, 4373, 1.03),
         "grid 1040": (1344, 4797, 1.17),
         "end": (768, 4629, 1.27),
-        "end + branch": (766, 4570, 1.19),
-        "end + branch + grid 1024": (762, 4321, 1.01),
+        "end+branch": (766, 4570, 1.19),
+        "end+branch+grid 1024": (762, 4321, 1.01),
     },
     RAG: {
         "exact": (2373, 3412, 1.0),
         "grid 1024": (2390, 3448, 1.05),
         "grid 1040": (3390, 4429, 1.40),
         "end": (3396, 4436, 1.40),
-        "end + branch": (2379, 3436, 1.0),
+        "end+branch": (2379, 3436, 1.0),
     },
     TAU: {
         "exact": (139, 402, 1.0),
@@ -244,7 +258,7 @@ WARM: dict[str, dict[str, tuple[int, int, float]]] = {
         "grid 1040": (691, 1142, 3.21),
         "grid 4096": (2166, 3682, 10.41),
         "end": (140, 402, 1.0),
-        "end + branch + grid 1024": (140, 402, 1.0),
+        "end+branch+grid 1024": (140, 402, 1.0),
     },
 }
 

@@ -109,7 +109,7 @@ def test_placements_equal_keeping_every_state_in_a_set(rows: list[Prompt], block
     assert found["grid 2"].tolist() == replay(grid=2)
     assert found["grid 3"].tolist() == replay(grid=3)
     assert found["end"].tolist() == replay(end=True)
-    assert found["end + branch"].tolist() == replay(end=True, branch=True)
+    assert found["end+branch"].tolist() == replay(end=True, branch=True)
     for hit in found.values():
         assert (hit <= shared).all()
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from traces.chain import Chain
 from traces.columns import Columns
@@ -30,6 +30,7 @@ from traces.fields import (
     string,
 )
 from traces.files import lines, write_lines
+from traces.infer import infer_appends as inferred
 from traces.trace import UNKNOWN, Trace
 
 FORMAT, VERSION, V0 = "prefixlab-trace", 1, "radix-segments-v0"
@@ -50,8 +51,15 @@ V0_KEYS = ("t", "s", "in", "out", "seg")
 OWN_NOTES = ("format", "version", "skipped")
 
 
-def read_native(path: str, *, sort: bool = False, skip_bad: bool = False) -> Trace:
-    """Read a version 1 or ``radix-segments-v0`` file.
+def read_native(
+    path: str,
+    *,
+    infer_appends: Literal["off", "on"] = "off",
+    sort: bool = False,
+    skip_bad: bool = False,
+) -> Trace:
+    """Read a version 1 or ``radix-segments-v0`` file. ``infer_appends`` is that of Mooncake files,
+    to the token; it changes nothing where the file tells the content of an output.
 
     Raises ``TraceError``; with ``skip_bad`` bad lines are listed in ``notes["skipped"]`` instead,
     but a bad header is always refused.
@@ -70,7 +78,9 @@ def read_native(path: str, *, sort: bool = False, skip_bad: bool = False) -> Tra
             bad.report(number, str(e))
     if not reader.columns.ids and not bad.found:
         raise TraceError(path, number, "no request after the header, allowed: at least one")
-    return reader.columns.build(**notes, skipped=tuple(bad.found))
+    trace = reader.columns.build(**notes, skipped=tuple(bad.found))
+    told = bool((trace.output_known & (trace.output_tokens > 0)).any())
+    return inferred(trace, 1) if infer_appends == "on" and not told else trace
 
 
 @dataclass

@@ -49,11 +49,11 @@ def reachable(
     both = _Marks(prefixes).replayed(prompt, end=ends, branch=shared)
     on = {g: np.asarray(shared // g * g, np.int64) for g in grids}
     out = {"exact": shared, **{f"grid {g}": hit for g, hit in on.items()}}
-    out |= {"end": end, "end + branch": both}
+    out |= {"end": end, "end+branch": both}
     for g in (1024, 1040):
         if g in on:
-            out[f"end + grid {g}"] = np.maximum(end, on[g])
-            out[f"end + branch + grid {g}"] = np.maximum(both, on[g])
+            out[f"end+grid {g}"] = np.maximum(end, on[g])
+            out[f"end+branch+grid {g}"] = np.maximum(both, on[g])
     return out
 
 

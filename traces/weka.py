@@ -20,21 +20,25 @@ import json
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from traces import weka_json
 from traces.columns import Columns
 from traces.errors import BadLines, BadRecord
 from traces.fields import integer, parse_object, string
 from traces.files import lines
+from traces.infer import infer_appends as inferred
 from traces.trace import Trace
 from traces.weka_rows import MAX_BLOCK, SECOND, Row, Stretches, row
 
 MAX_BLOCK_TOKENS = 2**20
 
 
-def read_weka(path: str, *, skip_bad: bool = False) -> Trace:
+def read_weka(
+    path: str, *, infer_appends: Literal["off", "on"] = "off", skip_bad: bool = False
+) -> Trace:
     """Read ``path``: run-length JSONL, one conversation's JSON, or a folder of such.
+    ``infer_appends`` is that of Mooncake files.
 
     Raises ``TraceError``; with ``skip_bad`` bad lines are listed in ``notes["skipped"]`` instead.
     """
@@ -46,13 +50,15 @@ def read_weka(path: str, *, skip_bad: bool = False) -> Trace:
         else:
             _read_document(reader, bad)
         skipped += bad.found
-    return reader.columns.build(
+    trace = reader.columns.build(
         format="weka",
         block_tokens=reader.block_tokens,
         tail="floor",
+        infer_appends="off",
         arrivals="unknown",
         skipped=tuple(skipped),
     )
+    return inferred(trace, reader.block_tokens) if infer_appends == "on" else trace
 
 
 def _is_run_length(path: str) -> bool:
