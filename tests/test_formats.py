@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from experiments.cli_trace import app
 from traces.content import canonical
+from traces.errors import TraceError
 from traces.identity import identify
 from traces.mooncake import write_mooncake
 from traces.native import write_native
@@ -111,6 +112,26 @@ def test_the_commands_read_it(name: str, tmp_path: Path) -> None:
     fleet = ["generate", "fleet", "--set", f"path={source}", "--out", out]
     made = run_cli(app, [*fleet, "--arrivals", "poisson", "--rate", "0.5"])
     assert made.exit_code == 0 and f"{requests} requests" in made.output
+
+
+@pytest.mark.parametrize(
+    ("name", "format"), [(n, f) for n in ALL for f in READERS if f != ALL[n][0]]
+)
+def test_a_file_in_the_wrong_format_is_refused_in_words(name: str, format: str) -> None:
+    with pytest.raises(TraceError, match=r"allowed: |cannot be read"):
+        read_trace(str(FIXTURES / name), format)
+
+
+def test_mooncake_records_can_name_their_block_size(tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}
+    path = jsonl(tmp_path / "t", [{**row, "block_size": 16}, row])
+    assert read_trace(path).notes["block_tokens"] == 16
+    assert shared(read_trace(path)) == [0, 40]
+    with pytest.raises(TraceError, match=r"t:1: block_size is 16, allowed: 32"):
+        read_trace(path, block_tokens=32)
+    jsonl(tmp_path / "t", [{**row, "block_size": 16}, {**row, "block_size": 8}])
+    with pytest.raises(TraceError, match=r"t:2: block_size is 8, allowed: 16"):
+        read_trace(path)
 
 
 def test_the_files_a_trace_is_made_from() -> None:
@@ -349,7 +370,7 @@ def test_hashes_that_are_not_chained_are_refused_or_taken_as_content(tmp_path: P
         for k, h in enumerate([[1, 2, 3], [2, 1, 3], [2, 1, 4], [1, 1, 1], [1, 1, 2]])
     ]
     path = jsonl(tmp_path / "t", rows)
-    with pytest.raises(Exception, match=r"t:2: id 2 follows nothing .*option hashes content"):
+    with pytest.raises(TraceError, match=r"t:2: id 2 follows nothing .*option hashes content"):
         read_trace(path)
     assert shared(read_trace(path, hashes="content")) == [0, 0, 32, 16, 32]
 

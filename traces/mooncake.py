@@ -27,36 +27,39 @@ from traces.trace import UNKNOWN, Ints, Trace
 MS = 1_000_000
 Bools = NDArray[np.bool_]
 MAX_HASH = 2**64 - 1
+BLOCK_TOKENS, MAX_BLOCK_TOKENS = 512, 2**20
 
 
 def read_mooncake(
     path: str,
     *,
-    block_tokens: int = 512,
+    block_tokens: int | None = None,
     tail: Literal["ceil", "floor"] = "ceil",
     infer_appends: Literal["off", "on"] = "off",
     sort: bool = False,
     skip_bad: bool = False,
 ) -> Trace:
-    """Read ``path``. With ``tail`` floor the last partial block has no id and is not shared.
+    """Read ``path``. ``block_tokens`` None is the ``block_size`` of the first record, or 512.
+    With ``tail`` floor the last partial block has no id and is not shared.
 
     Raises ``TraceError``; with ``skip_bad`` bad lines are listed in ``notes["skipped"]`` instead.
     """
     bad = BadLines(path, skip_bad)
-    reader = _Reader(Blocks(block_tokens, tail), Columns(sort))
+    reader = _Reader(Blocks(block_tokens or 0, tail), Columns(sort))
     for number, text in lines(path, bad):
         try:
             reader.take(parse_object(text))
         except BadRecord as e:
             bad.report(number, str(e))
+    size = reader.blocks.block_tokens or BLOCK_TOKENS
     trace = reader.columns.build(
         format="mooncake",
-        block_tokens=block_tokens,
+        block_tokens=size,
         tail=tail,
         infer_appends="off",
         skipped=tuple(bad.found),
     )
-    return inferred(trace, block_tokens) if infer_appends == "on" else trace
+    return inferred(trace, size) if infer_appends == "on" else trace
 
 
 @dataclass
@@ -80,6 +83,7 @@ class _Reader:
         id = string(record, "request_id") or str(len(self.columns.ids))
         self.columns.check(id, UNKNOWN if arrival is None else arrival)
         ids = integers(record, "hash_ids", MAX_HASH)
+        self._check_block_size(record)
         self.blocks.check(ids, prompt)
         row = self.columns.add(
             id,
@@ -93,6 +97,14 @@ class _Reader:
         )
         if session is not None:
             self.last[session] = row
+
+    def _check_block_size(self, record: dict[str, Any]) -> None:
+        """Take the size that the first record names; others must name the same."""
+        known = self.blocks.block_tokens
+        size = integer(record, "block_size", 1, MAX_BLOCK_TOKENS, default=known or BLOCK_TOKENS)
+        if known not in (0, size):
+            raise BadRecord(f"block_size is {size}, allowed: {known} as above or as the option")
+        self.blocks.block_tokens = size
 
     def _check_times(
         self, arrival: int | None, think: int | None, session: str | None, before: int | None

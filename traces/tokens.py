@@ -51,6 +51,8 @@ def read_tokens(path: str, *, sort: bool = False, skip_bad: bool = False) -> Tra
 
 def _turns(record: dict[str, Any], number: int) -> list[Turn]:
     """The turns of a record, all of them good."""
+    if "hash_ids" in record:
+        raise BadRecord("hash_ids is not read, allowed: token ids (or another format)")
     if "sub_requests" in record:
         return list(_agentic(record, number))
     prompt, output = _ids(record, PROMPTS), _ids(record, OUTPUTS)
