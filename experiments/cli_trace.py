@@ -204,6 +204,11 @@ def _shape(s: Stats) -> Table:
         ("whole prompt seen before", f"{shape.full_prompt_hits:.4f} of the requests"),
         ("hit tokens p50/p90", "/".join(map(str, shape.hit_tokens_percentiles))),
     ]  # fmt: skip
+    gaps = "unknown" if s.reuse.gap_s is None else "/".join(f"{x:.0f}" for x in s.reuse.gap_s)
+    rows += [
+        ("since last use p50/90/99 (s)", gaps),
+        ("new tokens since p50/90/99", "/".join(f"{n:,}" for n in s.reuse.new_tokens)),
+    ]
     if turns is not None:
         rows += [(f"turns: {word}", f"{n:.3f}") for word, n in asdict(turns).items()]
     for row in rows:

@@ -180,6 +180,22 @@ def test_turns(name: str) -> None:
     assert [100 * x for x in shares] == pytest.approx(TURNS[name], abs=0.08)
 
 
+#: seconds since the last use, and new tokens since, p50/p90/p99
+REUSE = {
+    CONVERSATION: ((0, 255, 879), (0, 6.5e6, 22.0e6)),
+    WEKA: (None, (0, 0, 4e3)),
+    RAG: ((83, 847, 7548), (0, 7e3, 80e3)),
+    TAU: (None, (0, 0, 225e3)),
+}
+
+
+@pytest.mark.parametrize("name", list(REUSE))
+def test_since_the_last_use(name: str) -> None:
+    found, (gaps, tokens) = real(name).stats.reuse, REUSE[name]
+    assert found.gap_s is None if gaps is None else found.gap_s == pytest.approx(gaps, abs=0.5)
+    assert found.new_tokens == pytest.approx(tokens, rel=0.01, abs=500)
+
+
 # --- 4 and 5: where states are kept -------------------------------------------------------------
 
 PLACES = (

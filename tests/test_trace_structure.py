@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from traces.identity import identify
 from traces.placements import placements, reachable, summed
+from traces.reuse import latest_with, reuse
 from traces.shared import shared_lengths
 from traces.stats import trace_stats
 from traces.structure import known_lengths, structure, whole_blocks
@@ -112,6 +113,34 @@ def test_placements_equal_keeping_every_state_in_a_set(rows: list[Prompt], block
     assert found["end+branch"].tolist() == replay(end=True, branch=True)
     for hit in found.values():
         assert (hit <= shared).all()
+
+
+@given(prompts)
+@settings(max_examples=200, deadline=None)
+def test_the_latest_prompt_with_all_that_is_shared(rows: list[Prompt]) -> None:
+    trace = traced(rows)
+    prefixes = identify(trace)
+    shared = shared_lengths(trace, prefixes)
+    found = latest_with(prefixes, trace.prompt_tokens, shared).tolist()
+    fresh = [len(row) - n for row, n in zip(rows, shared.tolist(), strict=True)]
+    between = []
+    for i, row in enumerate(rows):
+        n = int(shared[i])
+        fits = [j for j in range(i) if n and lcp(row, rows[j]) >= n]
+        assert found[i] == max(fits, default=-1)
+        between += [sum(fresh[fits[-1] + 1 : i])] if fits else []
+    told = reuse(trace, prefixes, shared)
+    wanted = np.percentile(between, (50, 90, 99)) if between else np.zeros(3)
+    assert told.gap_s is None and told.new_tokens == tuple(round(float(x)) for x in wanted)
+
+
+def test_seconds_since_the_last_use() -> None:
+    trace = traced([(1, 2), (1, 3), (1, 2, 4)])
+    trace.arrival_ns[:] = np.array([0, 1, 10]) * 1_000_000_000
+    prefixes = identify(trace)
+    told = reuse(trace, prefixes, shared_lengths(trace, prefixes))
+    assert told.gap_s == pytest.approx((5.5, 9.1, 9.91))  # 1 and 10 s
+    assert told.new_tokens == (0, 1, 1)
 
 
 def test_sums_by_hand() -> None:

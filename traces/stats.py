@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from traces.identity import identify
 from traces.placements import GRIDS, Placement, placements
+from traces.reuse import Reuse, reuse
 from traces.shared import shared_lengths
 from traces.structure import Structure, known_lengths, structure, whole_blocks
 from traces.trace import UNKNOWN, Ints, Trace
@@ -84,6 +85,7 @@ class Stats:
     infer_appends: str
     grids: tuple[Grid, ...]
     structure: Structure
+    reuse: Reuse
     placements: tuple[Placement, ...]
     skipped: tuple[str, ...]
 
@@ -108,6 +110,7 @@ def trace_stats(trace: Trace, grids: Sequence[int] = (1024, 1040)) -> Stats:
         infer_appends=str(trace.notes.get("infer_appends", "off")),
         grids=tuple(_grid(shared[shared > 0], g) for g in grids),
         structure=structure(trace, prefixes, shared, known_lengths(trace)),
+        reuse=reuse(trace, prefixes, shared),
         placements=placements(
             trace, prefixes, shared, whole_blocks(trace), sorted({*GRIDS, *grids})
         ),
