@@ -84,6 +84,13 @@ def test_more_conversations_than_there_are() -> None:
     assert out.notes["conversations"] == 5 and out.notes["generator"] == "fleet"
 
 
+def test_answers_are_inferred_before_the_draw() -> None:
+    off, on = (fleet(sessions=4, infer_appends=i) for i in (False, True))
+    totals = [int(shared_lengths(t, identify(t), outputs=True).sum()) for t in (off, on)]
+    assert totals[0] < totals[1] and on.notes["infer_appends"] == "on"
+    assert off.ids == on.ids and on.output_known.all()
+
+
 def test_pauses_are_capped_and_otherwise_kept() -> None:
     as_it_was, capped = fleet(), fleet(idle_cap_s=1.75)
     assert as_it_was.think_ns.max() == 5 * SECOND

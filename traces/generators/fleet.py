@@ -13,12 +13,14 @@ from traces.trace import Trace
 @dataclass(frozen=True)
 class Fleet:
     """``sessions`` conversations (null: each once) of the trace at ``path``, in any ``format``
-    (null: detected). Pauses longer than ``idle_cap_s`` are cut to it."""
+    (null: detected). Pauses longer than ``idle_cap_s`` are cut to it. ``infer_appends`` is that of
+    the format's reader."""
 
     path: str = ""
     format: str | None = None
     sessions: int | None = None
     idle_cap_s: float | None = None
+    infer_appends: bool = False
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -30,5 +32,7 @@ class Fleet:
 def fleet(parameters: Fleet, seed: int) -> Trace:
     """The conversations of a file in an order of their own. Raises ``TraceError`` as readers do."""
     p = parameters
-    trace = interleave(read_trace(p.path, p.format), seed, p.sessions, p.idle_cap_s)
+    options = {"infer_appends": "on"} if p.infer_appends else {}
+    trace = read_trace(p.path, p.format, **options)
+    trace = interleave(trace, seed, p.sessions, p.idle_cap_s)
     return replace(trace, notes={**trace.notes, "generator": "fleet", "seed": seed})
