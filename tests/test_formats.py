@@ -447,6 +447,39 @@ def test_reasoning_that_is_not_kept_ends_sharing_at_the_generation_prompt() -> N
     assert trap.prompt_tokens.tolist() == [n + think for n in kept.prompt_tokens.tolist()]
 
 
+TEMPLATE = """{%- set last = namespace(user=-1) -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' -%}{%- continue -%}{%- endif -%}
+{{ '<|im_start|>' + m.role + '\n' }}
+{%- generation -%}
+{{ m.content.split('</think>')[-1] if loop.index0 < last.user else m.content }}
+{%- endgeneration -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if tools %}{{ tools | tojson }}{% endif -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def test_reasoning_dropped_from_history_is_not_shared(tmp_path: Path) -> None:
+    """A template as models that think have them: what was thought leaves with the next turn."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "x.jinja").write_text(TEMPLATE)
+    first = [{"role": "system", "content": "x"}, {"role": "user", "content": "hello"}]
+    answer = {"role": "assistant", "content": "<think>hm</think>yes"}
+    then = [*first, answer, {"role": "user", "content": "and?"}]
+    rows = [{"messages": first, "output": answer}, {"messages": then, "output": "no"}]
+    options = {"tokenizer": str(FIXTURES / "chat"), "chat_template": str(tmp_path / "x.jinja")}
+    trace = read_trace(jsonl(tmp_path / "t", rows), **options)
+    # a token a letter, but "th" and "in" are one, twice each; then <|im_end|>
+    assert trace.output_tokens[0] == len("<think>hm</think>yes") - 4 + 1
+    # all of the first prompt with its generation prompt, but not the answer, which is "yes" now
+    assert shared(trace, True)[1] == trace.prompt_tokens[0]
+
+
 def test_every_answer_of_a_conversation_is_a_request_with_turns_all(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     talk = [("human", "hello"), ("gpt", "the answer"), ("human", "and?"), ("gpt", "as said")]

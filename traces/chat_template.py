@@ -9,6 +9,7 @@ Jinja's sandbox.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -152,18 +153,27 @@ def _compiled(source: str, trace: str) -> Callable[..., str]:
             0,
             f"chat templates need the package jinja2, which is not installed, allowed: {HINT}",
         ) from None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _strftime
     try:
-        render: Callable[..., str] = environment.from_string(source).render
+        render: Callable[..., str] = environment.from_string(_plain(source)).render
         return render
     except TemplateError as e:
         line = getattr(e, "lineno", None)
         raise TraceError(
             trace, 0, f"the chat template is wrong at its line {line} ({e}), allowed: Jinja"
         ) from None  # fmt: skip
+
+
+def _plain(source: str) -> str:
+    """``source`` with its marks of generated text, which are no Jinja, as blocks that always
+    hold."""
+    begun = re.sub(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", r"\1if true\2", source)
+    return re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", begun)
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
