@@ -10,10 +10,9 @@ generation prompt are tokenised apart, so that a prompt ends where the template 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from traces.errors import BadLines, BadRecord, TraceError
 from traces.fields import integer, nanoseconds, parse_object, string
 from traces.files import lines
 from traces.token_tree import Tokens
+from traces.tokenizer import Tokenizer, tokenizer_file
 from traces.trace import Trace
 from traces.turns import NONE, Turn, Turns
 
@@ -77,16 +77,9 @@ class _Asked:
     turn: Turn
 
 
-class _Encoder(Protocol):
-    def encode(self, texts: Sequence[str]) -> list[Tokens]: ...
-
-    @property
-    def special(self) -> Tokens: ...
-
-
 @dataclass
 class _Reader:
-    encoder: _Encoder
+    encoder: Tokenizer
     template: ChatTemplate
     turns: Turns
     bad: BadLines
@@ -222,38 +215,5 @@ def _reader(
             path, 0, f"{said}, allowed: the option tokenizer with a tokenizer.json file or a folder"
             " that has one"
         )  # fmt: skip
-    encoder = _HuggingFace(path, file)
+    encoder = Tokenizer(path, file)
     return _Reader(encoder, chat_template.load(template, file, path), Turns(columns), bad)
-
-
-def tokenizer_file(path: str, given: str | None = None) -> Path:
-    """Where the tokenizer of the trace at ``path`` is, or should be."""
-    place = Path(given) if given is not None else Path(path).parent
-    return place / "tokenizer.json" if place.is_dir() else place
-
-
-class _HuggingFace:
-    """A tokenizer file in the hands of the ``tokenizers`` package."""
-
-    def __init__(self, path: str, file: Path) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise TraceError(
-                path, 0, "format chat needs the package tokenizers, which is not installed,"
-                f" allowed: {chat_template.HINT} (or token ids, format tokens)"
-            ) from None  # fmt: skip
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as e:  # the package raises plain exceptions
-            raise TraceError(
-                file, 0, f"no tokenizer file ({str(e)[:80]}), allowed: a tokenizer.json"
-            ) from None
-        self._tokenizer.no_truncation()
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special = np.array([i for i, token in added.items() if token.special], np.int64)
-
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Ids of each text, special tokens in it recognised and none added."""
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.array(e.ids, np.int64) for e in found]

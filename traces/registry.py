@@ -12,7 +12,7 @@ from typing import Any
 from traces import tokens, weka_json
 from traces.azure import NAMES, read_azure
 from traces.bailian import read_bailian
-from traces.chat import read_chat, tokenizer_file
+from traces.chat import read_chat
 from traces.chat_template import BESIDE
 from traces.errors import BadLines, TraceError
 from traces.fields import nearest
@@ -20,6 +20,7 @@ from traces.files import lines
 from traces.mooncake import read_mooncake
 from traces.native import read_native
 from traces.rag import length_files, read_rag
+from traces.tokenizer import tokenizer_file
 from traces.trace import Trace
 from traces.weka import read_weka
 

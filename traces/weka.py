@@ -17,9 +17,7 @@ Source: callanjfox/kv-cache-tester.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right, insort
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 from traces import weka_json
@@ -29,7 +27,7 @@ from traces.fields import integer, parse_object, string
 from traces.files import lines
 from traces.infer import infer_appends as inferred
 from traces.trace import Trace
-from traces.weka_rows import MAX_BLOCK, SECOND, Row, Stretches, row
+from traces.weka_rows import MAX_BLOCK, SECOND, Chains, Row, Stretches, row
 
 MAX_BLOCK_TOKENS = 2**20
 
@@ -103,50 +101,6 @@ class _Turn:
 
 
 @dataclass
-class _Runs:
-    """The chains of one conversation: disjoint stretches of ids and the id before each."""
-
-    heads: list[int] = field(default_factory=list)
-    reach: dict[int, int] = field(default_factory=dict)
-    before: dict[int, int] = field(default_factory=dict)
-
-    def check(self, runs: Stretches) -> None:
-        previous = 0
-        for first, count in runs:
-            k = bisect_right(self.heads, first)
-            head = self.heads[k - 1] if k else None
-            if head is not None and head < first <= self.reach[head]:
-                self._refuse(first, previous, first - 1)
-            if head == first and self.before[first] != previous:
-                self._refuse(first, previous, self.before[first])
-            if k < len(self.heads) and self.heads[k] < first + count:
-                inner = self.heads[k]
-                self._refuse(inner, inner - 1, self.before[inner])
-            previous = first + count - 1
-        self._check_repeats(runs)
-
-    def _check_repeats(self, runs: Stretches) -> None:
-        ordered = sorted(runs)
-        for (a, n), (b, _) in pairwise(ordered):
-            if b < a + n:
-                raise BadRecord(f"id {b} stands twice in one prompt, allowed: prefix-chained ids")
-
-    def _refuse(self, i: int, now: int, then: int) -> None:
-        raise BadRecord(
-            f"id {i} follows {now} here but {then} earlier, allowed: prefix-chained ids"
-        )
-
-    def add(self, runs: Stretches) -> None:
-        previous = 0
-        for first, count in runs:
-            if first not in self.reach:
-                insort(self.heads, first)
-                self.before[first] = previous
-            previous = first + count - 1
-            self.reach[first] = max(self.reach.get(first, 0), previous)
-
-
-@dataclass
 class _Reader:
     columns: Columns = field(default_factory=Columns)
     block_tokens: int = 0
@@ -155,7 +109,7 @@ class _Reader:
     scope: object = "local"
     base: int = 0
     top: int = 0
-    runs: _Runs = field(default_factory=_Runs)
+    runs: Chains = field(default_factory=Chains)
     turns: dict[str, list[_Turn]] = field(default_factory=dict)
     latest: int = 0
 
@@ -184,7 +138,7 @@ class _Reader:
         self.name, self.block_tokens, self.scope = name, size, scope
         if scope == "local":
             self.base += self.top * size
-            self.top, self.runs = 1, _Runs()
+            self.top, self.runs = 1, Chains()
         self.latest, self.turns = 0, {}
 
     def add(self, row: Row) -> None:
