@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sim import models
 from sim.cost import device as devices
 from sim.cost import profile_cases as cases
-from sim.cost import profile_files
+from sim.cost import profile_files, profile_rates
 from sim.cost.efficiency import Constant
 from sim.cost.layers import shape_of
 from sim.cost.modelled import ModelledBackend
@@ -272,6 +272,15 @@ def test_stats() -> None:
     found = stats([1.1, 0.9, 1.0, 1.2])
     assert found["mean"] == pytest.approx(0.1) and found["bias"] == pytest.approx(0.05)
     assert found["max"] == pytest.approx(0.2) and found["p90"] == pytest.approx(0.17)
+
+
+def test_rates_are_those_of_the_nearest_timing() -> None:
+    found = {rate.op: rate for rate in profile_rates.rates(MADE_UP, TINY)}
+    assert set(found) == set(MADE_UP.curves) - {"overhead"}
+    gemm = found["gemm"]
+    assert gemm.case == "gemm 1x4096@0" and 0.4 < gemm.share < 0.6
+    assert gemm.flops_per_s == pytest.approx(gemm.share * 8e10)
+    assert found["state_copy"].bytes_per_s == pytest.approx(found["state_copy"].share * 1e10)
 
 
 # ---------------------------------------------------------------------------------------- prices
