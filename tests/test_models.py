@@ -48,7 +48,7 @@ def written(tmp_path, config):
 
 
 def test_every_preset_loads_and_says_where_it_is_from():
-    assert len(names()) == 45
+    assert len(names()) == 46
     for name in names():
         model = load(name)
         assert model.name == name

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,10 +57,21 @@ def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"policy_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path}{_line(error, path)}: {type(error).__name__}: {error}") from None
     if not hasattr(module, "Policy"):
         raise ValueError(f"{path}: no class Policy in it")
     return module
+
+
+def _line(error: Exception, path: Path) -> str:
+    """``:line`` of the file at which loading it failed, where that is known."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f":{lines[-1]}" if lines else ""
 
 
 def _near(word: str, known: list[str]) -> str:

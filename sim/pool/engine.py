@@ -18,6 +18,8 @@ from traces.trace import Trace
 
 MODES = ("exact", "none")
 
+ASKS = ("place", "publish", "trim", "victim", "observe")
+
 
 class PoolEngine(ScheduledEngine):
     """``capacity_bytes`` None: no budget. A policy whose layout is ``exact`` and dense (the
@@ -41,7 +43,7 @@ class PoolEngine(ScheduledEngine):
         flops: tuple[float, float] = (0.0, 0.0),
         layers: tuple[int, int] = (0, 0),
     ) -> None:
-        refuse_unless_hosted(policy, "pool")
+        refuse_unless_hosted(policy, "pool", ASKS)
         layout = policy.layout("pool")
         if layout.mode not in MODES:
             raise ValueError(

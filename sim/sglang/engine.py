@@ -19,6 +19,8 @@ from sim.vllm.scheduled import refuse_unless_hosted
 from traces.identity import Prefixes
 from traces.trace import Trace
 
+ASKS = ("place", "publish", "trim")
+
 
 class SglangEngine:
     """Implements ``Engine``. Bytes are of one rank: ``kv_bytes_per_token`` of all attention
@@ -40,7 +42,7 @@ class SglangEngine:
         int8_bytes: int = 0,
     ) -> None:
         name = f"sglang-{options.version}"
-        refuse_unless_hosted(policy, name)
+        refuse_unless_hosted(policy, name, ASKS)
         if options.tree == "mamba" and type(policy).trim is not Base.trim:
             raise ValueError(
                 "this policy sheds states of a path, which MambaRadixCache never could: no release "
@@ -85,6 +87,10 @@ class SglangEngine:
         """The next step, or None if nothing can be computed now."""
         self.cache.step = self.index
         batch = self.scheduler.plan()
+        if batch is None and not self.scheduler.flights and self.scheduler.waiting.queue:
+            # SGLang's loop goes round at once; the round before may have found the batch full
+            # with requests that it only then saw finished.
+            batch = self.scheduler.plan()
         if self.scheduler.aborted:
             request = self.scheduler.aborted[0].index
             raise EngineCrashError(f"request {request} was aborted: out of memory alone")

@@ -15,6 +15,8 @@ from sim.vllm.scheduled import ScheduledEngine, refuse_unless_hosted
 from traces.identity import Prefixes
 from traces.trace import Trace
 
+ASKS = ("place", "publish")
+
 
 class VllmEngine(ScheduledEngine):
     """Raises ``ValueError`` if the policy cannot be hosted by this version."""
@@ -29,7 +31,7 @@ class VllmEngine(ScheduledEngine):
         ledger: Ledger | None = None,
     ) -> None:
         name = f"vllm-{options.version}"
-        refuse_unless_hosted(policy, name)
+        refuse_unless_hosted(policy, name, ASKS)
         ledger = Ledger() if ledger is None else ledger
         self.geometry, self.prefixes = geometry, prefixes
         memory = policy.begin(view_of(geometry, name))

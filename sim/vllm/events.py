@@ -56,9 +56,8 @@ class CacheEvents:
             self._state(Action.PUBLISHED, r, position)
 
     def state_declined(self, r: Live, position: int) -> None:
-        """The policy does not want the state reusable."""
-        if self.ledger.on:
-            self.live.discard(self._prefix(r, position))
+        """The policy does not want the state reusable; nothing is lost if another holds it."""
+        if self.ledger.on and self._prefix(r, position) not in self.live:
             self._state(Action.DROPPED, r, position, Cause.POLICY)
 
     def state_restored(self, r: Live, position: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.ledger import Ledger
+from sim.policies.base import Base
 from sim.policy import Policy
 from sim.step import Step
 from sim.vllm.cache_seam import Cache
@@ -80,8 +81,16 @@ class ScheduledEngine:
         return self.scheduler.unfinished
 
 
-def refuse_unless_hosted(policy: Policy, engine: str) -> None:
-    """Raise ``ValueError`` if the policy does not name ``engine`` among its engines."""
+def refuse_unless_hosted(policy: Policy, engine: str, asks: Sequence[str]) -> None:
+    """Raise ``ValueError`` if the policy does not name ``engine`` among its engines, or answers a
+    question that this engine never ``asks``: it would be another policy there."""
     if engine not in policy.engines:
-        hosts = ", ".join(policy.engines)
+        hosts = ", ".join(policy.engines) or "none"
         raise ValueError(f"this policy cannot run on {engine}; it can on {hosts}")
+    for question in ("trim", "victim", "observe"):
+        own = getattr(type(policy), question) is not getattr(Base, question)
+        if own and question not in asks:
+            raise ValueError(
+                f"this policy has a {question} of its own, and {engine} never asks it "
+                f"(it asks {', '.join(asks)}); pool asks everything"
+            )
