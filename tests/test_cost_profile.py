@@ -103,7 +103,7 @@ def made_up(slower_steps: float = 1.0) -> Profile:
     """A profile of ``tiny`` whose timings follow the truth; whole steps take 1 ms more."""
     data = {**vars(CPU), "efficiency": {"compute": {}, "memory": 1.0, "default": 1.0}}
     samples = [timed(c, "grid") for c in GRID] + [timed(c, "held") for c in HELD]
-    samples.append(sample(Case("overhead", Part(1, 1)), "grid", 1e-3))
+    samples += [sample(Case("overhead", Part(n, 1)), "grid", 1e-3 + 1e-5 * n) for n in (1, 4, 16)]
     start = Profile(
         "made-up", "measured", "tiny", fingerprint(SHAPE), "float32", data, {"ssd": "1"}, {},
         tuple(samples), {}, {},
@@ -291,7 +291,9 @@ def test_prices_come_from_the_curves() -> None:
     for case in (Case("gemm", Part(1, 256)), Case("attention_prefill", Part(1, 256, 1024))):
         p = point(SHAPE, CPU, "float32", case, 1.0)
         assert parts[case.op] == pytest.approx(price(MADE_UP.curves[case.op], p))
-    assert parts["overhead"] == 1e-3
+    assert parts["overhead"] == pytest.approx(1e-3)  # one chunk and no decode
+    many = prices.breakdown(STEPS[3].step())["overhead"]
+    assert many == pytest.approx(1e-3 + 4e-5)
     price_ns = int(prices.run(step).durations_ns[0])
     assert price_ns == pytest.approx(1e9 * sum(parts.values()), abs=1)
     assert shares.misses == {}

@@ -46,6 +46,7 @@ class ModelledBackend:
         self.efficiency = device.efficiency if efficiency is None else efficiency
         self._own_s, self._each_s = dict(launches or {}), dict(sequences or {})
         self._step_s = self._own_s.get("overhead", 0.0)
+        self._row_s = self._each_s.get("overhead", 0.0)
         self._peak = device.peak(model.dtype)
         self._eager_s, self._graph_s = device.launch_ns * 1e-9, device.graph_launch_ns * 1e-9
         self._token_s: dict[tuple[int, float], float] = {}
@@ -96,8 +97,8 @@ class ModelledBackend:
             fixed = self._decode_fixed_s(len(step.decodes), launch)
             moved = self._decode_attention_s(context, len(step.decodes))
             out["attention_decode"] = fixed + moved
-        if self._step_s:
-            out["overhead"] = self._step_s
+        if self._step_s or self._row_s:
+            out["overhead"] = self._overhead_s(step)
         return out
 
     def terms(self, step: Step) -> Iterable[Term]:
@@ -120,6 +121,9 @@ class ModelledBackend:
             peak = self.device.vector_flops if one.work.vector else self._peak
             yield one.op, one.launches, peak, one.work.flops, one.work.bytes, per.work.bytes
 
+    def _overhead_s(self, step: Step) -> float:
+        return self._step_s + self._row_s * (len(step.decodes) + len(step.chunks))
+
     def _launch_s(self, step: Step) -> float:
         captured = not step.chunks and len(step.decodes) <= self.device.graph_max_batch
         return self._graph_s if captured else self._eager_s
@@ -137,7 +141,7 @@ class ModelledBackend:
             sampled += chunk.samples
             copies += chunk.slot_copies
             saves += chunk.saves
-        every = self._step_s + self._tokens(batch + prefill, launch)
+        every = self._overhead_s(step) + self._tokens(batch + prefill, launch)
         if sampled:
             every += self._head(sampled, launch)
         if batch:

@@ -19,7 +19,7 @@ import numpy as np
 from sim.cost import profile_cases as cases
 from sim.cost.device import Device
 from sim.cost.layers import Shape, shape_of
-from sim.cost.profile import Profile, Sample, backend
+from sim.cost.profile import Profile, backend
 from sim.cost.profile_cases import Case, Whole
 from sim.cost.profile_curve import Curve
 from sim.model import Model
@@ -165,16 +165,29 @@ def one_peaked(values: Sequence[float], weights: Sequence[float]) -> list[float]
 def fitted(profile: Profile, model: Model) -> Profile:
     """The profile with curves through its samples, and its errors on those held out."""
     curves = {op: fit(points) for op, points in _points(profile, model, FITTED).items()}
-    overhead = [s.median_s for s in profile.samples if s.part in FITTED and _is_overhead(s)]
-    if overhead:
-        curves[OVERHEAD] = Curve(float(np.median(overhead)))
+    if rows := _overhead_rows(profile):
+        curves[OVERHEAD] = _overhead(rows)
     made = replace(profile, curves=curves, errors={})
     return replace(made, errors=errors(made, model))
 
 
-def _is_overhead(sample: Sample) -> bool:
-    case = cases.parse(sample.case)
-    return isinstance(case, Case) and case.op == OVERHEAD
+def _overhead_rows(profile: Profile) -> list[tuple[int, float]]:
+    """Sequences (the case's decodes and one chunk) and seconds of a step's overhead."""
+    out = []
+    for s in profile.samples:
+        case = cases.parse(s.case)
+        if s.part in FITTED and isinstance(case, Case) and case.op == OVERHEAD:
+            out.append((case.part.sequences + 1, s.median_s))
+    return out
+
+
+def _overhead(rows: Sequence[tuple[int, float]]) -> Curve:
+    """A line through the timings, neither part of it below 0."""
+    counts, seconds = (np.array(column, float) for column in zip(*rows, strict=True))
+    spread = float(((counts - counts.mean()) ** 2).sum())
+    slope = float(((counts - counts.mean()) * seconds).sum()) / spread if spread else 0.0
+    slope = min(max(slope, 0.0), float(seconds.min() / counts.max()))
+    return Curve(max(float(np.mean(seconds - slope * counts)), 0.0), sequence_s=slope)
 
 
 def _points(profile: Profile, model: Model, parts: Iterable[str]) -> dict[str, list[Point]]:
