@@ -26,7 +26,7 @@ def kernel_hashes() -> dict[str, str]:
     parts["shared"] = [kernels / name for name in SHARED]
     parts["configs"] = sorted((kernels / "configs").glob("*.yaml"))
     parts["layers"] = [executor / n for n in LAYERS] + sorted((executor / "layers").glob("*.py"))
-    return {name: _hash(files) for name, files in parts.items()}
+    return {name: _hash([f for f in files if f.is_file()]) for name, files in parts.items()}
 
 
 def _hash(files: list[Path]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from experiments.cli_errors import UsageError
 
@@ -77,6 +77,16 @@ class HardwareConfig(Strict):
     tp: int = Field(1, ge=1)
 
 
+class CostConfig(Strict):
+    """Step times from a ``profile`` (a file, or a shipped one's name) instead of the device's data
+    file. ``on_miss``: what to do with sizes that it lacks; ``measure`` times them on this machine
+    and adds them to the file. ``accept`` takes a profile of other kernels or of another model."""
+
+    profile: str | None = None
+    on_miss: Literal["extrapolate", "measure", "refuse"] = "extrapolate"
+    accept: list[Literal["other-kernels", "other-model"]] = []
+
+
 class ArrivalsConfig(Strict):
     """Arrivals for traces without times; ``rate`` in requests (session starts) a second."""
 
@@ -88,11 +98,22 @@ class ArrivalsConfig(Strict):
 
 
 class InlineRequest(Strict):
-    """A request written in the file: its prompt as ``[content, tokens]`` pairs."""
+    """A request written in the file: its prompt, and its output where later prompts can go on from
+    it, as ``[content, tokens]`` pairs. Without ``arrival_ns`` it starts when the one before it has
+    finished."""
 
     id: str
     prompt: list[tuple[int, int]] = Field(min_length=1)
+    output: list[tuple[int, int]] = []
     output_tokens: int = Field(1, ge=1)
+    arrival_ns: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _as_long_as_its_output(self) -> InlineRequest:
+        tokens = sum(n for _, n in self.output)
+        if self.output and tokens != self.output_tokens:
+            raise ValueError(f"output_tokens is {self.output_tokens}, its output has {tokens}")
+        return self
 
 
 class TraceConfig(Strict):
@@ -184,6 +205,7 @@ class Experiment(Strict):
     model: str = "nemotron-h-8b"
     engine: EngineConfig = EngineConfig()
     hardware: HardwareConfig = HardwareConfig()
+    cost: CostConfig = CostConfig()
     memory: str = "40GiB"
     request_tokens: int = Field(1, ge=1)
     trace: TraceConfig = TraceConfig()
@@ -195,6 +217,8 @@ class Experiment(Strict):
     ttft_limit_s: float = Field(2.0, gt=0)
     tpot_limit_s: float = Field(0.05, gt=0)
     plots: list[PlotConfig] = []
+    # A case that `prefixlab check` printed: the engine is built as the checker built it.
+    check: dict[str, Any] | None = None
 
     def axes(self) -> dict[str, list[Any]]:
         """Sweep axes with their values."""

@@ -14,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 
+from experiments import costs
 from experiments.cli_errors import UsageError
 from experiments.config import Experiment, PolicyConfig, TraceConfig, checked, put
 from experiments.engines import Point, host, load_policy, serving, sglang_of, sized
 from experiments.simulate import Result, load_trace, run_point
-from sim.cost import device as devices
 from sim.ledger import Ledger
 from sim.policy import Policy
 from traces.registry import sources
@@ -99,7 +99,7 @@ def _check(point: Point) -> None:
     _, geometry = sized(e.model, serving(point))
     if e.kind == "geometry":
         return
-    devices.load(e.hardware.device)
+    costs.check(e)
     if not (e.trace.path or e.trace.generator or e.trace.requests):
         raise ValueError("no trace: give trace.path, trace.generator or trace.requests")
     _check_interval(policy, geometry.scheduler_block_tokens)
@@ -134,7 +134,7 @@ def source_hash() -> str:
     digest = hashlib.sha256()
     files = [f for part in PARTS for f in (ROOT / part).rglob("*") if f.suffix in
              (".py", ".yaml", ".json")]  # fmt: skip
-    own = [ROOT / "experiments" / name for name in ("simulate.py", "engines.py")]
+    own = [ROOT / "experiments" / name for name in ("simulate.py", "engines.py", "costs.py")]
     for file in [*sorted(files), *own]:
         digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -163,6 +163,7 @@ def key_of(point: Point) -> str:
         "policy": point.policy.model_dump(),
         "columns": point.columns(),
         "source": source_hash(),
+        "profile": costs.identity(point.experiment.cost),
         "libraries": _libraries(),
     }
     for path in (*_trace_files(point.experiment.trace), point.policy.name):

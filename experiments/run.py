@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from experiments import costs
 from experiments.config import Experiment
 from experiments.engines import Point
 from experiments.plots import derived, draw
@@ -30,6 +31,7 @@ from experiments.points import (
 from experiments.sweep import compute_all
 
 PACKAGES = ("prefixlab", "numpy", "pandas", "simpy", "pydantic", "matplotlib")
+NOTHING: dict[str, Any] = {"measured": [], "modelled": []}
 DEFAULT_TABLE = ["token_hit_rate", "warm_token_hit_rate", "ttft_p50_s", "ttft_p99_s",
                  "tpot_p50_s", "requests_per_s", "preemptions", "rejected"]  # fmt: skip
 
@@ -146,10 +148,7 @@ def manifest(experiment: Experiment, points: list[Point]) -> dict[str, Any]:
         "git_commit": _git(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "measured": [],
-        "modelled": ["step times: roofline with the device file's efficiencies"]
-        if experiment.kind == "replay"
-        else [],
+        **(costs.origin(experiment.cost) if experiment.kind == "replay" else NOTHING),
         "infer_appends": experiment.trace.options.get("infer_appends", "off"),
         "answers": experiment.trace.answers or "as the trace has them",
     }

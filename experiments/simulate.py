@@ -10,11 +10,10 @@ import pandas as pd
 
 from experiments.cli_errors import UsageError
 from experiments.config import ArrivalsConfig, InlineRequest, TraceConfig
+from experiments.costs import ROUNDS, Prices, Pricing
 from experiments.engines import Point, host, kv_bytes_per_token, serving, sized
-from sim import models
 from sim.attribution import attribute, lost_at_preemption
-from sim.cost import device as devices
-from sim.cost.modelled import ModelledBackend
+from sim.cost.profile_curve import ProfileMiss
 from sim.ledger import Ledger
 from sim.loop import StalledError, replay
 from sim.metrics import summary
@@ -41,6 +40,8 @@ def run_point(point: Point) -> Result:
         return Result(point.columns() | geometry_row(point), {})
     try:
         return _replay(point)
+    except ProfileMiss as error:
+        raise UsageError(f"policy {point.policy.shown}: {error}") from None
     except (StalledError, EngineCrashError) as error:
         at = ", ".join(f"{name} {value}" for name, value in point.axes)
         verb = "would crash" if isinstance(error, EngineCrashError) else "stalls"
@@ -97,12 +98,18 @@ def _written(rows: list[InlineRequest]) -> Trace:
     return from_requests(
         Request(
             id=row.id,
-            prompt=tuple(Run(content << 32, tokens) for content, tokens in row.prompt),
+            prompt=_runs(row.prompt),
+            output=_runs(row.output),
             output_tokens=row.output_tokens,
-            after=(rows[i - 1].id,) if i else (),
+            after=(rows[i - 1].id,) if i and row.arrival_ns is None else (),
+            arrival_ns=row.arrival_ns,
         )
         for i, row in enumerate(rows)
     )
+
+
+def _runs(pairs: list[tuple[int, int]]) -> tuple[Run, ...]:
+    return tuple(Run(content << 32, tokens) for content, tokens in pairs)
 
 
 def _with_arrivals(trace: Trace, a: ArrivalsConfig, seed: int) -> Trace:
@@ -119,17 +126,21 @@ def _with_arrivals(trace: Trace, a: ArrivalsConfig, seed: int) -> Trace:
 
 # -------------------------------------------------------------------------------- the run
 def _replay(point: Point) -> Result:
+    pricing = Pricing(point.experiment)
+    for _ in range(ROUNDS):
+        result = replay_once(point, pricing)
+        if not pricing.measured_misses():
+            return result
+    raise UsageError(f"{point.experiment.cost.profile}: still lacks sizes after {ROUNDS} rounds")
+
+
+def replay_once(point: Point, pricing: Prices) -> Result:
+    """Replay the point with a backend of ``pricing``."""
     e = point.experiment
     trace, prefixes = load_trace(e.trace, point.seed)
     ledger, records = Ledger(), Records(trace)
     hosted = host(point, trace, prefixes, ledger)
-    backend = ModelledBackend(
-        models.load(e.model),
-        devices.load(e.hardware.device),
-        e.hardware.tp,
-        kv_dtype=e.engine.kv_dtype,
-        ssm_dtype=hosted.ssm_dtype,
-    )
+    backend = pricing.backend(hosted.ssm_dtype)
     replay(hosted.engine, trace, backend, records, host_ns=backend.host_ns)
     hosted.engine.check()
     reasons = attribute(

@@ -1,0 +1,148 @@
+"""How long a call takes, and what the device can do at best.
+
+On a CPU a timing is the process's own time on one thread, which other processes do not add to; on
+CUDA it is the time between two device events around calls in a row, eager or from a graph.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+Pieces = Sequence[Call]
+LONG_NS = 200_000_000  # what takes this long is timed once
+IN_A_ROW = 3
+
+
+@dataclass(frozen=True)
+class Timer:
+    """``repeats`` timings of a call after two to warm up; ``graph``: replays of a CUDA graph."""
+
+    device: str = "cpu"
+    repeats: int = 3
+    graph: bool = False
+
+    @property
+    def method(self) -> str:
+        """In words, for a profile's provenance."""
+        if self.device == "cpu":
+            return "process time on one torch thread"
+        return "device events around replays of a graph" if self.graph else "device events"
+
+    def seconds(self, pieces: Pieces, between: Call | None = None) -> list[float]:
+        """Timings of all pieces together; on a CPU ``between`` runs before each, untimed."""
+        with _quiet(self.device):
+            self._timed(pieces, between)
+            if self.graph:
+                pieces = [_captured(pieces)]
+            first = self._timed(pieces, between)
+            if first > LONG_NS:
+                return [first / 1e9]
+            found = [self._timed(pieces, between) for _ in range(self.repeats)]
+            return [max(ns, 1.0) / 1e9 for ns in found]
+
+    def _timed(self, pieces: Pieces, between: Call | None) -> float:
+        """Nanoseconds of the pieces once."""
+        if self.device != "cpu":
+            return _between_events(pieces)
+        total = 0
+        for piece in pieces:
+            if between:
+                between()
+            start = time.process_time_ns()
+            piece()
+            total += time.process_time_ns() - start
+        return float(total)
+
+
+@contextmanager
+def _quiet(device: str) -> Iterator[None]:
+    """One thread, no garbage collection, no gradients."""
+    threads, collected = torch.get_num_threads(), gc.isenabled()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    gc.disable()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        if collected:
+            gc.enable()
+
+
+def _between_events(pieces: Pieces) -> float:
+    """Nanoseconds of the pieces, run so often in a row that the first launch does not show."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(IN_A_ROW):
+        for piece in pieces:
+            piece()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) * 1e6 / IN_A_ROW
+
+
+def _captured(pieces: Pieces) -> Call:
+    """A graph of the pieces. Raises ``RuntimeError`` where one waits for the device."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for piece in pieces:
+            piece()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for piece in pieces:
+            piece()
+    replay: Call = graph.replay
+    return replay
+
+
+# -------------------------------------------------------------------------------- ceilings
+@dataclass(frozen=True)
+class Ceilings:
+    """Best rates seen in this run: FLOP/s of a large product and of vector work, bytes/s of a large
+    copy (read and written)."""
+
+    tensor_flops: float
+    vector_flops: float
+    bandwidth: float
+
+
+def ceilings(timer: Timer, dtype: torch.dtype) -> Ceilings:
+    """Measured on normal values, never zeros."""
+    cuda = timer.device != "cpu"
+    n, copied, values = (8192, 1 << 32, 1 << 24) if cuda else (768, 1 << 26, 1 << 14)
+    a, b = (torch.randn(n, n, device=timer.device).to(dtype) for _ in range(2))
+    source = torch.randn(copied // 4, device=timer.device)
+    target = torch.empty_like(source)
+    x, y, z, out = (torch.randn(values, device=timer.device) for _ in range(4))
+    eager = Timer(timer.device, timer.repeats)
+
+    def best(call: Call) -> float:
+        return min(eager.seconds([call]))
+
+    return Ceilings(
+        2 * n**3 / best(lambda: a @ b),
+        2 * values / best(lambda: torch.addcmul(x, y, z, out=out)),
+        2 * copied / best(lambda: target.copy_(source)),
+    )
+
+
+def warm_up(timer: Timer, seconds: float = 1.5) -> None:
+    """Keep the device busy until its clock has risen."""
+    a = torch.randn(512, 512, device=timer.device)
+    until = time.monotonic() + (seconds if timer.device != "cpu" else 0.2)
+    while time.monotonic() < until:
+        a = torch.tanh(a @ a)
+        if timer.device != "cpu":
+            torch.cuda.synchronize()
