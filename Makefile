@@ -21,7 +21,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py
 
-# Needs vLLM's own code in an environment of its own: docs/parity.md says how.
+# Needs vLLM's and SGLang's own code, each in an environment of its own: docs/parity.md says how.
 parity-live: $(STAMP)
 	$(BIN)/python tools/parity_live.py --count 200
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from experiments import cli_plan, cli_trace, config
 from experiments.cli_calibrate import calibrate
+from experiments.cli_check import check_command
 from experiments.cli_curve import curve_command
 from experiments.cli_errors import UsageError, tells_errors
 from experiments.cli_options import replaced
@@ -82,6 +83,7 @@ def _schema() -> None:
 
 
 app.command("run")(tells_errors(_run))
+app.command("check")(check_command)
 app.command("curve")(curve_command)
 app.command("calibrate")(calibrate)
 app.command("plot")(tells_errors(_plot))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,11 @@ from rich.console import Console
 
 from experiments.cli_errors import UsageError, tells_errors
 from sim import parity_geometry
+from sim.check.case import from_data
+from sim.check.replayed import replayed
 from sim.marconi_artifact import parity as marconi
+from sim.parity_geometry import RowResult
+from sim.sglang import int8
 from sim.sglang import parity as sglang
 from sim.vllm import parity as vllm
 
@@ -40,8 +44,14 @@ def differences(path: Path) -> Iterator[tuple[str, list[str]]]:
         for row in rows:
             yield row["case"].get("name", path.name), _compare(path, row)
     elif isinstance(data, dict) and "vllm" in data:
-        for result in parity_geometry.compare_file(path):
-            yield result.name, [result.difference] if result.difference else []
+        yield from _sizes(parity_geometry.compare_file(path))
+    elif parity_geometry.is_random(data):
+        yield from _sizes(parity_geometry.compare_random(data))
+    elif int8.is_vectors(data):
+        for i, row in enumerate(data):
+            yield f"int8 {row['dtype']} {i}", int8.differences(row)
+    elif isinstance(data, dict) and "check" in data:
+        yield data.get("name", path.name), _broken(path, data)
     elif marconi.is_recorded(data):
         try:
             yield from marconi.compare(data)
@@ -49,6 +59,10 @@ def differences(path: Path) -> Iterator[tuple[str, list[str]]]:
             raise UsageError(f"{path}: {error}") from None
     else:
         raise UsageError(f"{path}: not a recorded case; expected an object with case and result")
+
+
+def _sizes(results: Iterable[RowResult]) -> Iterator[tuple[str, list[str]]]:
+    return ((r.name, [r.difference] if r.difference else []) for r in results)
 
 
 def _compare(path: Path, row: dict[str, Any]) -> list[str]:
@@ -60,6 +74,15 @@ def _compare(path: Path, row: dict[str, Any]) -> list[str]:
         return vllm.compare(case, row["result"])
     name = case.get("name", "a case")
     raise UsageError(f"{path}: {name} has no result; expected result, or sglang and oracle")
+
+
+def _broken(path: Path, data: dict[str, Any]) -> list[str]:
+    """The invariant that a case of `prefixlab check` breaks, if it still does."""
+    try:
+        found = replayed(from_data(data))
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return [found.told] if found else []
 
 
 def _read(path: Path) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from experiments.config import EngineConfig, Experiment, PolicyConfig, SglangConfig, memory_bytes
 from sim import models, policies
+from sim.check.case import from_data
+from sim.check.hosts import HOSTS
 from sim.cost import layers
 from sim.engine import Engine
 from sim.ledger import Ledger
@@ -64,9 +66,27 @@ class Hosted:
 
 def host(point: Point, trace: Trace, prefixes: Prefixes, ledger: Ledger) -> Hosted:
     """The engine of the point's policy. Raises ``ValueError`` where it would refuse to start."""
+    if point.experiment.check is not None:
+        return _checked(point, trace, prefixes, ledger)
     if point.version.startswith("sglang"):
         return _sglang(point, trace, prefixes, ledger)
     return _vllm(point, trace, prefixes, ledger)
+
+
+def _checked(point: Point, trace: Trace, prefixes: Prefixes, ledger: Ledger) -> Hosted:
+    """The engine of a case of `prefixlab check`, as the checker builds it."""
+    case = replace(
+        from_data(point.experiment.model_dump()),
+        engine=point.version,
+        policy=point.policy.name,
+        parameters=dict(point.policy.parameters),
+    )
+    policy, made = load_policy(point), HOSTS[point.version]
+    engine = made.build(case, policy, trace, prefixes, ledger, True)
+    facts = made.facts(engine, case)
+    reuse = policy.layout(point.version).mode != "none"
+    tree = point.version.startswith("sglang")
+    return Hosted(engine, "auto", facts.grid, facts.block, reuse, tree)
 
 
 def load_policy(point: Point) -> Policy:

@@ -13,6 +13,8 @@ from sim.models import load
 from sim.plan import Plan, plan
 from sim.sglang.sizes import model_chunk, slot_of
 from sim.sglang.strategy import supports_hybrid_cache
+from sim.state_shapes import GeometryError
+from sim.vllm.case_geometry import recorded_form
 from sim.vllm.model_geometry import Serving
 
 Row = dict[str, Any]
@@ -193,3 +195,19 @@ def _crossover(p: Plan) -> Row:
     if p.kv is not None:
         out["allocated_hybrid_le_llama_at_tokens"] = p.crossover.allocated_tokens
     return {"crossover": out}
+
+
+def is_random(data: Any) -> bool:
+    """Whether ``data`` are sizes recorded for random configurations of one vLLM version."""
+    return isinstance(data, dict) and "version" in data and isinstance(data.get("cases"), list)
+
+
+def compare_random(data: Row) -> Iterator[RowResult]:
+    """Every ``[seed, config, sizes]``; sizes are null where vLLM refuses to start."""
+    for seed, config, recorded in data["cases"]:
+        try:
+            ours = recorded_form(config, data["version"])
+        except GeometryError:
+            ours = None
+        wrong = None if ours == recorded else f"sizes are {ours}, recorded {recorded}"
+        yield RowResult(f"sizes {data['version']} {seed}", wrong)

@@ -1,7 +1,8 @@
 """A case: requests, an engine with its settings, a policy, and in which order things happen.
 
-As JSON it is an experiment that ``prefixlab run`` takes; what only the checker needs stands under
-``check``. Arrivals never go back in time, so requests are numbered in the order they come.
+As JSON it is an experiment that ``prefixlab run`` takes; ``check`` there holds the engine's
+options, what was broken, and what drives the engine. Arrivals never go back in time, so requests
+are numbered in the order they come.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Case:
-    """``settings`` are keys of an experiment's ``engine``; ``operations`` drive the engine in the
+    """``settings`` are options of the engine, by its own names; ``operations`` drive it in the
     first run, and whatever they leave open is then brought to its end. ``other_bytes`` is the
     capacity of a run in between; ``cut`` requests stay when the future is cut off."""
 
@@ -71,13 +72,14 @@ def to_data(case: Case, invariant: str = "", message: str = "") -> dict[str, Any
         "name": "check_case",
         "description": f"A small case of `prefixlab check {case.policy}`.",
         "model": MODEL,
-        "engine": {"version": case.engine, **case.settings},
+        "engine": {"version": case.engine},
         "memory": f"{case.memory_bytes}B",
         "trace": {"requests": [_request(r) for r in case.requests]},
         "policies": [{"name": case.policy, "parameters": case.parameters}],
         "check": {
             "invariant": invariant,
             "message": message,
+            "settings": case.settings,
             "operations": list(case.operations),
             "other_memory": f"{case.other_bytes}B",
             "cut": case.cut,
@@ -98,20 +100,22 @@ def _request(r: Asked) -> dict[str, Any]:
 def from_data(data: dict[str, Any]) -> Case:
     """The case of an experiment's JSON. Raises ``ValueError`` where it is not one."""
     try:
-        engine, policy, check = dict(data["engine"]), data["policies"][0], data["check"]
+        policy, check = data["policies"][0], data["check"]
         return Case(
-            engine=engine.pop("version"),
+            engine=data["engine"]["version"],
             policy=policy["name"],
             parameters=dict(policy.get("parameters", {})),
-            settings=engine,
+            settings=dict(check["settings"]),
             memory_bytes=_bytes(data["memory"]),
             requests=tuple(_asked(r) for r in data["trace"]["requests"]),
             operations=tuple(check["operations"]),
             other_bytes=_bytes(check["other_memory"]),
             cut=int(check["cut"]),
         )
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a case of `prefixlab check`: {error!r} is missing") from None
+    except KeyError as error:
+        raise ValueError(f"not a case of `prefixlab check`: {error} is missing") from None
+    except (IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a case of `prefixlab check`: {error}") from None
 
 
 def _bytes(text: str) -> int:

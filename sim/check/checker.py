@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import HypothesisException
 
-from sim.check.case import OPERATIONS, Case
+from sim.check.case import Case
 from sim.check.draw import cases
 from sim.check.hosts import HOSTS, Host
 from sim.check.phases import PHASES, run_phase
@@ -17,7 +17,7 @@ from sim.policies import load
 from sim.policy import Policy
 
 EXAMPLES = 60
-# Shrinking stops after so many failing tries; what is left is small enough by then.
+# Shrinking stops after so many tries; what is left is small enough by then.
 MOST_SHRINKS = 400
 
 
@@ -88,6 +88,7 @@ def _try(case: Case, host: Host, report: Report) -> None:
         report.requests += len(case.requests)
     elif report.tries >= MOST_SHRINKS:
         return
+    report.tries += found is not None
     for phase in PHASES if found is None else (found.phase,):
         try:
             log = run_phase(phase, case, host)
@@ -95,25 +96,9 @@ def _try(case: Case, host: Host, report: Report) -> None:
             if found is not None and violation.invariant != found.invariant:
                 return
             report.violation, report.case = violation, case
-            report.tries += 1
             raise
         if log is not None and found is None:
             report.steps += log.steps
             report.hits += log.hits
             report.preemptions += log.preemptions
             report.evictions += log.evictions
-
-
-def replayed(case: Case, host: Host | None = None) -> Violation | None:
-    """What the case breaks now, None if every invariant holds. Raises ``ValueError``."""
-    if host is None and case.engine not in HOSTS:
-        raise ValueError(f"no engine is called {case.engine!r}; known are {', '.join(HOSTS)}")
-    wrong = [o for o in case.operations if o not in OPERATIONS]
-    if wrong:
-        raise ValueError(f"operation {wrong[0]!r}; allowed are {', '.join(OPERATIONS)}")
-    for phase in PHASES:
-        try:
-            run_phase(phase, case, host or HOSTS[case.engine])
-        except Violation as violation:
-            return violation
-    return None

@@ -80,7 +80,7 @@ class Served:
 # -------------------------------------------------------------------------------- phases
 def stepwise(case: Case, host: Host) -> Log:
     """Every step and event against the naive model."""
-    return walk(case, host, watched(loaded(case)), judged=True)
+    return walk(case, host, loaded(case), judged=True)
 
 
 def again(case: Case, host: Host) -> None:
@@ -139,8 +139,8 @@ PHASES: dict[str, Callable[[Case, Host], Log | None]] = {
 
 
 def loaded(case: Case) -> Policy:
-    """The case's policy, made anew."""
-    return policies.load(case.policy, **case.parameters)
+    """The case's policy, made anew, its answers looked at."""
+    return watched(policies.load(case.policy, **case.parameters))
 
 
 def run_phase(name: str, case: Case, host: Host) -> Log | None:

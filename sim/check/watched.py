@@ -107,5 +107,5 @@ def as_violation(error: Exception) -> Violation:
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
     if isinstance(error, AssertionError):
-        return Violation("bytes", f"{error or 'a check of the engine failed'} ({where})")
+        return Violation("bytes", f"{str(error) or last.line} ({where})")
     return Violation("raises", f"{type(error).__name__}: {error} ({where})")

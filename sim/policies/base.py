@@ -24,8 +24,13 @@ class Base:
     def place(
         self, memory: Memory, request: Prefill, start: int, end: int, limits: Limits
     ) -> tuple[int, Sequence[int]]:
-        """The whole chunk, one state at its end."""
-        return end, (end,)
+        """The engine's own rule: one state at the end of the chunk where it can leave one
+        anywhere, on its grid or at the branch point elsewhere."""
+        if limits.anywhere:
+            return end, (end,)
+        if limits.single:
+            return end, one_state(limits)
+        return aligned_place(request, start, end, limits)
 
     def publish(self, memory: Memory, state: State) -> bool:
         """Everything becomes reusable."""

@@ -6,6 +6,8 @@ of the dtype. Sources: specs/sglang-0.5.23, section 10; recorded vectors of its 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,3 +52,23 @@ def quantise(state: Floats, dtype: str) -> tuple[NDArray[np.int8], Floats]:
 def dequantise(q: NDArray[np.int8], scale: Floats, dtype: str) -> Floats:
     """The state that a request resumes from, of values of ``dtype``."""
     return rounded(q.astype(np.float32) * scale, dtype)
+
+
+def is_vectors(data: object) -> bool:
+    """Whether ``data`` are recorded states with their int8 checkpoints."""
+    wanted = {"dtype", "state", "q", "scale", "dequant"}
+    return (
+        isinstance(data, list)
+        and bool(data)
+        and all(isinstance(row, dict) and wanted <= set(row) for row in data)
+    )
+
+
+def differences(vector: dict[str, Any]) -> list[str]:
+    """What a recorded vector has that is not, to the bit, what is computed here."""
+    q, scale = quantise(np.array(vector["state"], np.float32), vector["dtype"])
+    recorded = np.array(vector["scale"], np.float32)
+    ours = {"q": q.tolist(), "scale": scale.tolist(),
+            "dequant": dequantise(q, scale, vector["dtype"]).tolist()}  # fmt: skip
+    theirs = {"q": vector["q"], "scale": recorded.tolist(), "dequant": vector["dequant"]}
+    return [f"{name} differs" for name in ours if ours[name] != theirs[name]]
