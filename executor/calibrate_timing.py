@@ -1,7 +1,9 @@
 """How long a call takes, and what the device can do at best.
 
-On a CPU a timing is the process's own time on one thread, which other processes do not add to; on
-CUDA it is the time between two device events around calls in a row, eager or from a graph.
+On a CPU a timing is the process's own time on one thread, which other processes do not add to, but
+slow down (shared caches, cores and clocks): so a reference call is timed around it, and the timing
+is scaled to the speed at which the reference takes its set time. On CUDA a timing is the time
+between two device events around calls in a row, eager or from a graph.
 """
 
 from __future__ import annotations
@@ -17,8 +19,23 @@ import torch
 
 Call = Callable[[], Any]
 Pieces = Sequence[Call]
-LONG_NS = 200_000_000  # what takes this long is timed once
+LONG_S = 0.2  # what takes this long is timed once in a round
 IN_A_ROW = 3
+AROUND = 4  # at least so many times of the reference go with a timing
+BURSTS, PAUSE_S = 41, 0.05
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A call whose time tells how fast the machine is now: ``seconds`` at the profile's speed."""
+
+    call: Call
+    seconds: float
+
+    def now(self) -> float:
+        """Its time now. Runs once before, so that caches hold the same whatever ran last."""
+        self.call()
+        return _process_s(self.call)
 
 
 @dataclass(frozen=True)
@@ -33,33 +50,42 @@ class Timer:
     def method(self) -> str:
         """In words, for a profile's provenance."""
         if self.device == "cpu":
-            return "process time on one torch thread"
+            return "process time on one torch thread, at the speed of a reference"
         return "device events around replays of a graph" if self.graph else "device events"
 
-    def seconds(self, pieces: Pieces, between: Call | None = None) -> list[float]:
-        """Timings of all pieces together; on a CPU ``between`` runs before each, untimed."""
+    def seconds(self, pieces: Pieces, reference: Reference | None = None) -> list[float]:
+        """Timings of all pieces together, on a CPU at the machine's speed of ``reference``."""
         with _quiet(self.device):
-            self._timed(pieces, between)
+            self._timed(pieces, reference)
             if self.graph:
                 pieces = [_captured(pieces)]
-            first = self._timed(pieces, between)
-            if first > LONG_NS:
-                return [first / 1e9]
-            found = [self._timed(pieces, between) for _ in range(self.repeats)]
-            return [max(ns, 1.0) / 1e9 for ns in found]
+            first = self._timed(pieces, reference)
+            if first > LONG_S:
+                return [first]
+            return [self._timed(pieces, reference) for _ in range(self.repeats)]
 
-    def _timed(self, pieces: Pieces, between: Call | None) -> float:
-        """Nanoseconds of the pieces once."""
+    def level(self, call: Call) -> Reference:
+        """The call as a reference, at the speed the machine has over the next seconds."""
+        with _quiet(self.device):
+            found = []
+            for _ in range(BURSTS):
+                time.sleep(PAUSE_S)
+                call()
+                found.append(_process_s(call))
+            return Reference(call, sorted(found)[BURSTS // 2])
+
+    def _timed(self, pieces: Pieces, reference: Reference | None) -> float:
+        """Seconds of the pieces once."""
         if self.device != "cpu":
             return _between_events(pieces)
-        total = 0
+        if reference is None:
+            return sum(_process_s(piece) for piece in pieces)
+        total, around = 0.0, []
         for piece in pieces:
-            if between:
-                between()
-            start = time.process_time_ns()
-            piece()
-            total += time.process_time_ns() - start
-        return float(total)
+            around.append(reference.now())
+            total += _process_s(piece)
+        around += [reference.now() for _ in range(AROUND - len(pieces))]
+        return total * reference.seconds * len(around) / sum(around)
 
 
 @contextmanager
@@ -78,8 +104,15 @@ def _quiet(device: str) -> Iterator[None]:
             gc.enable()
 
 
+def _process_s(call: Call) -> float:
+    """The process's own time, at least a nanosecond."""
+    start = time.process_time_ns()
+    call()
+    return max(time.process_time_ns() - start, 1) / 1e9
+
+
 def _between_events(pieces: Pieces) -> float:
-    """Nanoseconds of the pieces, run so often in a row that the first launch does not show."""
+    """Seconds of the pieces, run so often in a row that the first launch does not show."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -88,7 +121,7 @@ def _between_events(pieces: Pieces) -> float:
             piece()
     end.record()
     torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e6 / IN_A_ROW
+    return float(start.elapsed_time(end)) / 1e3 / IN_A_ROW
 
 
 def _captured(pieces: Pieces) -> Call:
