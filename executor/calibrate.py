@@ -35,7 +35,8 @@ SAVE_EVERY_S = 5.0
 DIGITS = 4
 LAUNCHED = "launched_one_by_one"
 REFERENCE = "reference_s"
-SAME = ("device", "driver", "versions", "model", "pattern", "timer", "row_block", "seed")
+SAME = ("device", "driver", "versions", "model", "pattern", "timer", "row_block",
+        "block_tokens", "seed")  # fmt: skip
 
 
 # -------------------------------------------------------------------------------- the whole run
@@ -129,7 +130,7 @@ class Runner:
         if self._bench is None:
             warm_up(self.timer)
             o = self.options
-            self._bench = Bench(self.model, o.device, o.seed, o.graph)
+            self._bench = Bench(self.model, o.device, o.seed, o.graph, o.block_tokens)
             self._bench.numerics = replace(self._bench.numerics, row_block=o.row_block)
         return self._bench
 

@@ -18,17 +18,18 @@ from executor.layers.mlp import Mlp
 from executor.pools import KvPool, StatePool, torch_dtype
 from sim.model import Model
 
-BLOCK = 16
-
 
 @dataclass
 class Bench:
-    """One model on one device; pools grow with the cases. ``graph``: calls must be capturable."""
+    """One model on one device; pools grow with the cases. ``graph``: calls must be capturable.
+    ``block_tokens``: of KV; blocks of one token lie in order, as the executor's backend has them,
+    longer ones anywhere, as in an engine that has been in use."""
 
     model: Model
     device: str = "cpu"
     seed: int = 0
     graph: bool = False
+    block_tokens: int = 1
     numerics: Numerics = field(default_factory=Numerics)
 
     def __post_init__(self) -> None:
@@ -64,11 +65,15 @@ class Bench:
                 pool.normal_(generator=self.generator)
         return self._states
 
+    def blocks(self, tokens: int) -> int:
+        """How many blocks hold so many tokens."""
+        return -(-tokens // self.block_tokens)
+
     def kv(self, blocks: int) -> KvPool:
         """A pool of at least so many blocks, filled."""
         if self._kv is None or self._kv.k.shape[1] < blocks:
             self._kv = None
-            self._kv = KvPool(self.model, blocks, BLOCK, self.device)
+            self._kv = KvPool(self.model, blocks, self.block_tokens, self.device)
             for pool in (self._kv.k, self._kv.v):
                 pool.normal_(generator=self.generator)
         return self._kv

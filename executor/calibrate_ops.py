@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch.nn.functional import relu, silu
 
-from executor.calibrate_bench import BLOCK, Bench
+from executor.calibrate_bench import Bench
 from executor.calibrate_timing import Call, Pieces
 from executor.layers.attention import SelfAttention
 from executor.layers.common import rms_norm
@@ -23,16 +23,24 @@ from sim.cost.profile_cases import Part
 
 
 def gemm(bench: Bench, part: Part) -> Pieces:
-    found: list[torch.Tensor] = []
+    """Products that follow one another closely, those of a feed-forward layer, are one call."""
+    found: list[list[torch.Tensor]] = []
     for layer in bench.weights.layers:
         if isinstance(layer, Mamba2):
-            found += [layer.inp, layer.out]
+            found += [[layer.inp], [layer.out]]
         elif isinstance(layer, SelfAttention):
-            found += [layer.qkv, layer.out]
+            found += [[layer.qkv], [layer.out]]
         else:
-            found += [w for w in (layer.gate, layer.up, layer.down) if w is not None]
-    inputs = {w.shape[1]: bench.values(part.total, w.shape[1]) for w in found}
-    return [partial(bench.numerics.linear, inputs[w.shape[1]], w) for w in found]
+            found.append([w for w in (layer.gate, layer.up, layer.down) if w is not None])
+    widths = {w.shape[1] for weights in found for w in weights}
+    inputs = {k: bench.values(part.total, k) for k in widths}
+    return [partial(_products, bench, inputs, weights) for weights in found]
+
+
+def _products(
+    bench: Bench, inputs: dict[int, torch.Tensor], weights: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    return [bench.numerics.linear(inputs[w.shape[1]], w) for w in weights]
 
 
 def elementwise(bench: Bench, part: Part) -> Pieces:
@@ -65,7 +73,7 @@ def _activated(up: torch.Tensor, gated: bool) -> torch.Tensor:
 
 def kv_write(bench: Bench, part: Part) -> Pieces:
     t = part.total
-    kv, places = bench.kv(-(-t // BLOCK)), bench.ints(range(t))
+    kv, places = bench.kv(bench.blocks(t)), bench.ints(range(t))
     k, v = (bench.values(t, *kv.k.shape[3:]) for _ in range(2))
     return [
         partial(attention.write, kv.k[i], kv.v[i], k, v, places, backend=bench.backend)
@@ -221,10 +229,12 @@ def state_save(bench: Bench, part: Part) -> Pieces:
 
 # -------------------------------------------------------------------------------- attention
 def _blocks(bench: Bench, part: Part) -> tuple[KvPool, torch.Tensor]:
-    """Blocks of the sequences, far apart in the pool as in one that has been in use."""
-    columns = -(-(part.cached + part.tokens) // BLOCK)
+    """The sequences' blocks."""
+    columns = bench.blocks(part.cached + part.tokens)
     count = part.sequences * columns
-    order = torch.randperm(count, generator=bench.generator, device=bench.device)
+    order = bench.ints(range(count))
+    if bench.block_tokens > 1:
+        order = torch.randperm(count, generator=bench.generator, device=bench.device)
     return bench.kv(count), order.to(torch.int32).view(part.sequences, columns)
 
 
@@ -285,7 +295,7 @@ def _decode(
 
 
 def kv_copy(bench: Bench, part: Part) -> Pieces:
-    n = -(-part.total // BLOCK)
+    n = bench.blocks(part.total)
     pool = bench.kv(2 * n)
     return [lambda: pool.copy(range(n), range(n, 2 * n))]
 

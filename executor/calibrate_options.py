@@ -8,7 +8,7 @@ from executor.calibrate_cases import Grid, Limits
 from executor.calibrate_timing import Timer
 from sim.model import Model
 
-KEPT = ("rounds", "repeats", "seed", "graph", "row_block")
+KEPT = ("rounds", "repeats", "seed", "graph", "row_block", "block_tokens")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Options:
     seed: int = 0
     graph: bool = False
     row_block: int = 0
+    block_tokens: int = 1
     limits: Limits | None = None
     budget_s: float = 0.0
 

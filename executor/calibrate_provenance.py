@@ -16,6 +16,7 @@ import torch
 from executor.calibrate_options import KEPT, Options
 from executor.calibrate_source import ROOT, kernel_hashes
 from executor.calibrate_timing import Ceilings
+from executor.profile_memory import keep_freed_memory
 from sim.cost import device as devices
 from sim.cost.layers import shape_of
 from sim.cost.profile import Profile, fingerprint
@@ -99,6 +100,7 @@ def provenance(model: Model, options: Options) -> dict[str, Any]:
         "timer": options.timer.method,
         "kind_of_device": options.device,
         **{name: getattr(options, name) for name in KEPT},
+        "keeps_freed_memory": keep_freed_memory(),
         "data": "normal values, weights from the seed",
     }
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
+import numpy as np
+from numpy.typing import NDArray
+
 from executor.batch import Decode, Prefill, plan
-from executor.calibrate_bench import BLOCK, Bench
+from executor.calibrate_bench import Bench
 from executor.calibrate_ops import OPERATIONS
 from executor.calibrate_timing import Call, Pieces
 from executor.decoder import Decoder
@@ -14,6 +18,7 @@ from sim import models
 from sim.cost.profile_cases import Case, Part, Whole
 
 PLAN_CONTEXT = 512
+Ids = NDArray[np.int64]
 Rows = tuple[list[Prefill], list[Decode]]
 
 
@@ -29,33 +34,36 @@ def pieces_of(bench: Bench, case: Case | Whole) -> Pieces:
 
 
 def between(seed: int = 0) -> Call:
-    """What runs between two timings on a CPU, and tells the machine's speed: a step of ``nano``.
+    """What runs between two timings on a CPU, and tells the machine's speed: a token through one
+    recurrent and one feed-forward layer of ``tiny``.
 
-    In a step other layers run between two of a kind; without them an operation finds its code and
-    its data in the nearest caches and takes down to half the time.
+    In a step such layers run between two operations of a kind; without them an operation finds its
+    code and its data in the nearest caches and takes down to half the time.
     """
-    other = Bench(models.load("nano"), seed=seed)
+    other = Bench(replace(models.load("tiny"), pattern="M-"), seed=seed)
     return whole(other, Whole(None, Part(1, 1, 64)))
 
 
 def overhead(bench: Bench, part: Part) -> Call:
     """The index tensors of a step with one chunk and so many decodes."""
     made = rows(bench, Whole(Part(1, 64, PLAN_CONTEXT), Part(part.sequences, 1, PLAN_CONTEXT)))
-    return lambda: plan(*made, BLOCK, bench.device)
+    return lambda: plan(*made, bench.block_tokens, bench.device)
 
 
 def rows(bench: Bench, step: Whole) -> Rows:
     """Chunks and decodes with slots and blocks of their own."""
-    blocks, slots, vocab = count(), count(), bench.model.vocab_size
+    slots, vocab, used = count(), bench.model.vocab_size, 0
 
-    def taken(tokens: int) -> list[int]:
-        return [next(blocks) for _ in range(-(-tokens // BLOCK))]
+    def taken(tokens: int) -> Ids:
+        nonlocal used
+        used += bench.blocks(tokens)
+        return np.arange(used - bench.blocks(tokens), used)
 
     prefills, decodes = [], []
     for i, part in enumerate([step.prefill] * step.prefill.sequences if step.prefill else []):
         cuts = range(1, 1 + (0 if i else step.saves))
         saves = [(part.cached + part.tokens * c // (len(cuts) + 1), next(slots)) for c in cuts]
-        tokens = [(11 * j) % vocab for j in range(part.tokens)]
+        tokens = 11 * np.arange(part.tokens) % vocab
         held = taken(part.cached + part.tokens)
         prefills.append(Prefill(tokens, part.cached, next(slots), held, saves=saves))
     for i, part in enumerate([step.decode] * step.decode.sequences if step.decode else []):
@@ -73,7 +81,7 @@ def whole(bench: Bench, step: Whole) -> Call:
     states, kv = bench.states(taken + step.copies), bench.kv(used)
     decoder = Decoder(bench.weights, states, kv, bench.numerics)
     source, target = range(step.copies), range(taken, taken + step.copies)
-    fixed = plan(*made, BLOCK, bench.device) if bench.graph else None
+    fixed = plan(*made, bench.block_tokens, bench.device) if bench.graph else None
     read, write = bench.ints(source), bench.ints(target)
 
     def captured() -> None:

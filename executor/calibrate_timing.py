@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from executor.profile_memory import keep_freed_memory
+
 Call = Callable[[], Any]
 Pieces = Sequence[Call]
 LONG_S = 0.2  # what takes this long is timed once in a round
@@ -90,7 +92,8 @@ class Timer:
 
 @contextmanager
 def _quiet(device: str) -> Iterator[None]:
-    """One thread, no garbage collection, no gradients."""
+    """One thread, no garbage collection, no gradients; freed memory is kept from here on."""
+    keep_freed_memory()
     threads, collected = torch.get_num_threads(), gc.isenabled()
     if device == "cpu":
         torch.set_num_threads(1)

@@ -43,6 +43,9 @@ def _calibrate(
     seed: Annotated[int, typer.Option(help="Of weights, inputs and held-out cases.")] = 0,
     graph: Annotated[bool, typer.Option(help="Replay CUDA graphs instead of launching.")] = False,
     budget_s: Annotated[float, typer.Option(min=0, help="Stop then; run again to go on.")] = 0.0,
+    block_tokens: Annotated[
+        int, typer.Option(min=1, help="Of KV; 1 as the executor has it, 16 as engines do.")
+    ] = 1,
     fresh: Annotated[bool, typer.Option(help="Forget the timings in OUT.")] = False,
     report: Annotated[bool, typer.Option(help="Measure nothing, only report on OUT.")] = False,
     accept_other_kernels: Annotated[
@@ -65,6 +68,7 @@ def _calibrate(
             path.unlink()
         from_device = {"device": device, "grid": _grid(grid), "rounds": rounds, "repeats": repeats}
         given = {**from_device, "seed": seed, "graph": graph, "budget_s": budget_s}
+        given["block_tokens"] = block_tokens
         profile, left = _measured(loaded, path, given)
     show(profile)
     if rates:

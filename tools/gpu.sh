@@ -40,8 +40,8 @@ if [ -n "$DRY" ]; then
 else
   DEVICE=cuda SMALL=() MODEL=tiny TIMES=(--grid full --rounds 2 --repeats 5 --budget-s 120)
   # Eleven of Nemotron-H-8B's 52 layers and its output layer: the same shapes, less to draw.
-  BIG=(--model nemotron-h-8b --pattern "M-M-M*-M-M-" --graph --grid full --rounds 1 --repeats 5
-       --budget-s 240)
+  BIG=(--model nemotron-h-8b --pattern "M-M-M*-M-M-" --graph --block-tokens 16 --grid full
+       --rounds 1 --repeats 5 --budget-s 240)
 fi
 
 {
