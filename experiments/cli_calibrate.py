@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from executor.calibrate_source import kernel_hashes
-from experiments import config
+from experiments import calibration_plot, config
 from experiments.calibration import Outcome, comparison, outcomes, verdict
 from experiments.cli_errors import UsageError, tells_errors
 from experiments.costs import kernels
@@ -51,6 +51,9 @@ def _calibrate(
     accept_other_kernels: Annotated[
         bool, typer.Option(help="Report on a profile of other kernels.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw predicted against measured (.png, .svg).")
+    ] = None,
     rates: Annotated[bool, typer.Option(help="Print FLOP/s and bytes/s as well.")] = False,
     policies: Annotated[
         str | None, typer.Option(help="An experiment whose policies are compared.")
@@ -73,6 +76,8 @@ def _calibrate(
     show(profile)
     if rates:
         show_rates(profile, loaded)
+    if plot is not None:
+        _draw(profile, loaded, plot)
     if left:
         console.print(f"{left} timings are left; the same command goes on")
     elif compare and WHOLE in profile.errors:
@@ -119,6 +124,13 @@ def _measured(model: Model, path: Path, given: Mapping[str, Any]) -> tuple[Profi
 
         made: tuple[Profile, int] = calibrate.calibrate(model, path, options, told)
     return made
+
+
+def _draw(profile: Profile, model: Model, path: Path) -> None:
+    if path.suffix not in (".png", ".svg"):
+        raise UsageError(f"--plot {path}: allowed are names that end in .png or .svg")
+    calibration_plot.draw(profile, model, path)
+    console.print(f"picture: {path}")
 
 
 def _check_device(device: str) -> None:

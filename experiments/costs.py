@@ -18,6 +18,7 @@ from sim.cost.modelled import ModelledBackend
 from sim.cost.profile import OTHER_MODEL, Profile, ProfileError, backend, refuse_foreign
 from sim.cost.profile_curve import Measured
 from sim.cost.profile_files import find, read, to_text, write
+from sim.cost.profile_fit import fitted
 from sim.step import StepBackend
 
 ROUNDS = 8
@@ -96,9 +97,11 @@ def profile_of(cost: CostConfig) -> Profile:
 
 def measure(cost: CostConfig, model: str, misses: dict[str, tuple[float, float]]) -> None:
     """Measure on this machine what the profile lacks, and keep it in the file."""
-    path = Path(cost.profile or "")
-    profile: Profile = kernels().measured_too(read(path), models.load(model), misses)
-    write(profile, path)
+    path, loaded = Path(cost.profile or ""), models.load(model)
+    made: Profile = kernels().measured_too(read(path), loaded, misses)
+    added = [s for s in made.samples if s.part == "demand"]
+    # Another process may have added to the file meanwhile.
+    write(fitted(read(path).with_samples(added), loaded), path)
 
 
 def kernels() -> Any:

@@ -26,6 +26,7 @@ from experiments.calibration import (
     outcomes,
     verdict,
 )
+from experiments.calibration_plot import held_out
 from experiments.cli import app
 from experiments.cli_errors import UsageError
 from experiments.points import key_of, points_of, refuse_impossible
@@ -272,6 +273,22 @@ def test_report(profile_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert word in done.output
     done = CliRunner().invoke(app, ["calibrate", "--report", "--out", "h200-roofline"])
     assert done.exit_code == 2 and "nothing was measured" in done.stderr
+
+
+def test_a_picture_shows_every_held_out_case(profile_file: Path, tmp_path: Path) -> None:
+    table = held_out(EXACT, NANO)
+    counts = table.kind.value_counts()
+    held = [s for s in EXACT.samples if s.part == "held"]
+    assert counts["operations"] == len(held)
+    assert len(table) == len(held) + len([s for s in EXACT.samples if s.part == "step"])
+    off = table.predicted_s / table.measured_s
+    assert off.between(0.97, 1.03).all()
+    for name in ("p.svg", "p.png"):
+        given = ["--report", "--no-compare", "--out", str(profile_file)]
+        done = CliRunner().invoke(app, ["calibrate", *given, "--plot", str(tmp_path / name)])
+        assert done.exit_code == 0 and (tmp_path / name).stat().st_size > 5000, done.output
+    done = CliRunner().invoke(app, ["calibrate", *given, "--plot", "x.pdf"])
+    assert done.exit_code == 2 and ".png or .svg" in done.stderr
 
 
 @pytest.mark.parametrize(
