@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from executor.batch import Decode, Prefill, plan
 from executor.calibrate_bench import Bench
@@ -18,7 +18,6 @@ from sim import models
 from sim.cost.profile_cases import Case, Part, Whole
 
 PLAN_CONTEXT = 512
-Ids = NDArray[np.int64]
 Rows = tuple[list[Prefill], list[Decode]]
 
 
@@ -54,7 +53,7 @@ def rows(bench: Bench, step: Whole) -> Rows:
     """Chunks and decodes with slots and blocks of their own."""
     slots, vocab, used = count(), bench.model.vocab_size, 0
 
-    def taken(tokens: int) -> Ids:
+    def taken(tokens: int) -> Any:
         nonlocal used
         used += bench.blocks(tokens)
         return np.arange(used - bench.blocks(tokens), used)
@@ -63,7 +62,7 @@ def rows(bench: Bench, step: Whole) -> Rows:
     for i, part in enumerate([step.prefill] * step.prefill.sequences if step.prefill else []):
         cuts = range(1, 1 + (0 if i else step.saves))
         saves = [(part.cached + part.tokens * c // (len(cuts) + 1), next(slots)) for c in cuts]
-        tokens = 11 * np.arange(part.tokens) % vocab
+        tokens: Any = 11 * np.arange(part.tokens) % vocab
         held = taken(part.cached + part.tokens)
         prefills.append(Prefill(tokens, part.cached, next(slots), held, saves=saves))
     for i, part in enumerate([step.decode] * step.decode.sequences if step.decode else []):
