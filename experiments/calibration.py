@@ -212,7 +212,16 @@ class Verdict:
                 f"the error can change which policy wins: {winner} as calibrated, but {other} "
                 f"with {change} ({len(self.beaten)} of {self.tried} tries)"
             )
-        return f"{said}; some two policies change places in {len(self.reordered)}"
+        said += f"; some two policies change places in {len(self.reordered)}"
+        if len(self.first.order) > 1:
+            said += f". Next as calibrated: {self.first.order[1]}, {100 * self.lead:.1f} % behind"
+        return said
+
+    @property
+    def lead(self) -> float:
+        """How far the next policy is behind the winner, as calibrated, relative to the winner."""
+        winner, following = (self.first.ttft_s[name] for name in self.first.order[:2])
+        return following / winner - 1
 
 
 def verdict(found: Sequence[Outcome]) -> Verdict:

@@ -347,6 +347,7 @@ def test_verdict() -> None:
     found = verdict([first, same, turned])
     assert found.beaten == [("z", "b")] and found.reordered == ["z"]
     assert "can change which policy wins: a as calibrated, but b with z (1 of 2" in found.text
+    assert found.lead == pytest.approx(0.1) and "Next as calibrated: b, 10.0 % behind" in found.text
 
 
 def test_profile_errors_are_usage_errors(tmp_path: Path) -> None:
