@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -72,8 +72,8 @@ class Profile:
     kernels: Mapping[str, str]
     provenance: Mapping[str, Any]
     samples: tuple[Sample, ...] = ()
-    curves: Mapping[str, Curve] = ()  # type: ignore[assignment]
-    errors: Mapping[str, Any] = ()  # type: ignore[assignment]
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    errors: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def machine(self) -> Device:
