@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.state import PAD
+
+Ints = Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,10 @@ class Prefill:
     the sequence's KV in order, up to its last token. ``samples``: logits of its last token.
     """
 
-    tokens: Sequence[int]
+    tokens: Ints
     start: int
     slot: int
-    blocks: Sequence[int]
+    blocks: Ints
     source: int | None = None
     saves: Sequence[tuple[int, int]] = ()
     samples: bool = True
@@ -41,7 +44,7 @@ class Decode:
     token: int
     position: int
     slot: int
-    blocks: Sequence[int]
+    blocks: Ints
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,12 @@ def _source(prefill: Prefill) -> int:
     return prefill.slot if prefill.source is None else prefill.source
 
 
-def _places(start: int, end: int, blocks: Sequence[int], size: int) -> np.ndarray:
+def _places(start: int, end: int, blocks: Ints, size: int) -> np.ndarray:
     at = np.arange(start, end, dtype=np.int64)
     return np.asarray(blocks, dtype=np.int64)[at // size] * size + at % size
 
 
-def _table(rows: Sequence[Sequence[int]], device: torch.device | str) -> torch.Tensor:
+def _table(rows: Sequence[Ints], device: torch.device | str) -> torch.Tensor:
     table = np.full((len(rows), max((len(r) for r in rows), default=0)), PAD, dtype=np.int32)
     for row, blocks in zip(table, rows, strict=True):
         row[: len(blocks)] = blocks

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -16,6 +17,19 @@ R = TypeVar("R")
 
 class UsageError(Exception):
     """Something a command was given cannot be; the message says what, and what is allowed."""
+
+
+@contextmanager
+def executor_extra() -> Iterator[None]:
+    """Imports of the executor; without torch, the extra to install is told."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "triton"):
+            raise
+        raise UsageError(
+            f"this needs {error.name}, which is not installed; pip install 'prefixlab[executor]'"
+        ) from None
 
 
 USER_ERRORS: tuple[type[Exception], ...] = (UsageError, TraceError)
