@@ -34,12 +34,12 @@ def pieces_of(bench: Bench, case: Case | Whole) -> Pieces:
 
 def between(seed: int = 0) -> Call:
     """What runs between two timings on a CPU, and tells the machine's speed: a token through one
-    recurrent and one feed-forward layer of ``tiny``.
+    recurrent and one feed-forward layer of ``nano``.
 
     In a step such layers run between two operations of a kind; without them an operation finds its
     code and its data in the nearest caches and takes down to half the time.
     """
-    other = Bench(replace(models.load("tiny"), pattern="M-"), seed=seed)
+    other = Bench(replace(models.load("nano"), pattern="M-"), seed=seed)
     return whole(other, Whole(None, Part(1, 1, 64)))
 
 
