@@ -23,7 +23,9 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-EngineName = Literal["vllm-0.33", "vllm-0.28", "sglang-0.5.23", "sglang-0.5.18", "pool"]
+EngineName = Literal[
+    "vllm-0.33", "vllm-0.28", "sglang-0.5.23", "sglang-0.5.18", "pool", "marconi-artifact"
+]
 
 
 class SglangConfig(Strict):
@@ -85,6 +87,15 @@ class CostConfig(Strict):
     profile: str | None = None
     on_miss: Literal["extrapolate", "measure", "refuse"] = "extrapolate"
     accept: list[Literal["other-kernels", "other-model"]] = []
+
+
+class SizesConfig(Strict):
+    """A hybrid as Marconi's artifact counts its bytes and FLOP, in place of ``model``: ``layers``
+    of state, attention and MLP. Only the pool and the artifact take it."""
+
+    layers: tuple[int, int, int] = (24, 4, 28)
+    width: int = Field(4096, ge=1)
+    state_width: int = Field(128, ge=1)
 
 
 class ArrivalsConfig(Strict):
@@ -201,8 +212,9 @@ class Experiment(Strict):
 
     name: str
     description: str
-    kind: Literal["replay", "geometry"] = "replay"
+    kind: Literal["replay", "hits", "geometry"] = "replay"
     model: str = "nemotron-h-8b"
+    sizes: SizesConfig | None = None
     engine: EngineConfig = EngineConfig()
     hardware: HardwareConfig = HardwareConfig()
     cost: CostConfig = CostConfig()

@@ -6,13 +6,21 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from experiments.config import EngineConfig, Experiment, PolicyConfig, SglangConfig, memory_bytes
+from experiments.config import (
+    EngineConfig,
+    Experiment,
+    PolicyConfig,
+    SglangConfig,
+    SizesConfig,
+    memory_bytes,
+)
 from sim import models, policies
 from sim.check.case import from_data
 from sim.check.hosts import HOSTS
 from sim.cost import layers
 from sim.engine import Engine
 from sim.ledger import Ledger
+from sim.marconi_artifact.sizes import Sizes
 from sim.model import Model
 from sim.policy import Policy
 from sim.pool.engine import PoolEngine
@@ -26,6 +34,8 @@ from sim.vllm.model_geometry import Serving, geometry_of_model, token_bytes
 from sim.vllm.options import VllmOptions
 from traces.identity import Prefixes
 from traces.trace import Trace
+
+ARTIFACT = "marconi-artifact"
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,9 @@ def _checked(point: Point, trace: Trace, prefixes: Prefixes, ledger: Ledger) -> 
 
 
 def load_policy(point: Point) -> Policy:
-    """The point's policy with its parameters."""
+    """The point's policy with its parameters; Marconi's artifact stands for itself."""
+    if point.version == ARTIFACT:
+        return policies.load("marconi")
     return policies.load(point.policy.name, **point.policy.parameters)
 
 
@@ -165,18 +177,36 @@ def _pool(point: Point, trace: Trace, prefixes: Prefixes, ledger: Ledger) -> Poo
     flags, engine = serving(point), point.experiment.engine
     model, geometry = sized(point.experiment.model, flags)
     shape = layers.shape_of(model, flags.tp, flags.kv_dtype, flags.ssm_dtype)
+    layers_of = (model.count("M"), model.count("*"))
+    kv, state = kv_bytes_per_token(model, flags.tp, flags.kv_dtype), geometry.state_bytes
+    state, flops = state * model.count("M"), layers.prefill_flops(shape)
+    if (own := point.experiment.sizes) is not None:
+        sizes = sizes_of(own)
+        layers_of, kv, state = own.layers[:2], sizes.kv_bytes, sizes.checkpoint_bytes
+        flops = flops_of(sizes)
     return PoolEngine(
         trace,
         prefixes,
         load_policy(point),
         options(engine, "pool"),
         ledger,
-        kv_bytes_per_token=kv_bytes_per_token(model, flags.tp, flags.kv_dtype),
-        state_bytes=geometry.state_bytes * model.count("M"),
+        kv_bytes_per_token=kv,
+        state_bytes=state,
         capacity_bytes=flags.memory_bytes,
-        flops=layers.prefill_flops(shape),
-        layers=(model.count("M"), model.count("*")),
+        flops=flops,
+        layers=layers_of,
     )
+
+
+def sizes_of(own: SizesConfig) -> Sizes:
+    """Sizes as Marconi's artifact counts them."""
+    return Sizes(*own.layers, own.width, own.state_width)
+
+
+def flops_of(sizes: Sizes) -> tuple[float, float]:
+    """FLOP of a token and of a pair of tokens, so that a prefill's sum is the artifact's."""
+    pair = 8.0 * sizes.attention_layers * sizes.width
+    return sizes.prefill_flops(1) - pair, pair
 
 
 # -------------------------------------------------------------------------------- SGLang

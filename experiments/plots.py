@@ -84,7 +84,8 @@ def _figure(experiment: Experiment, plot: PlotConfig, table: pd.DataFrame, out: 
         if labels:
             figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
         where = f"{experiment.model}, {experiment.hardware.device.upper()}, step times modelled"
-        figure.suptitle(f"{plot.title}\n{where}" if experiment.kind == "replay" else plot.title)
+        below = {"replay": f"\n{where}", "hits": "\nhits only, one request after another"}
+        figure.suptitle(plot.title + below.get(experiment.kind, ""))
         path = out / f"{plot.file}.png"
         figure.savefig(path, metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})

@@ -17,7 +17,8 @@ import pandas as pd
 from experiments import costs
 from experiments.cli_errors import UsageError
 from experiments.config import Experiment, PolicyConfig, TraceConfig, checked, put
-from experiments.engines import Point, host, load_policy, serving, sglang_of, sized
+from experiments.engines import ARTIFACT, Point, host, load_policy, serving, sglang_of, sized
+from experiments.hits import Artifact, run_hits
 from experiments.simulate import Result, load_trace, run_point
 from sim.ledger import Ledger
 from sim.policy import Policy
@@ -89,6 +90,13 @@ def refuse_impossible(points: list[Point]) -> None:
 
 def _check(point: Point) -> None:
     e, policy = point.experiment, load_policy(point)
+    if e.sizes is not None and point.version not in ("pool", ARTIFACT):
+        raise ValueError(f"sizes are given, and {point.version} takes a model's; pool takes them")
+    if point.version == ARTIFACT:
+        if e.kind != "hits":
+            raise ValueError(f"{ARTIFACT} runs one request after another: kind must be hits")
+        Artifact(**point.policy.parameters)
+        return
     if point.version not in policy.engines:
         hosts = ", ".join(policy.engines)
         raise ValueError(f"cannot run on {point.version}; it can on {hosts}")
@@ -182,9 +190,14 @@ def _trace_files(trace: TraceConfig) -> list[str]:
     return sources(path, format, **{k: v for k, v in options.items() if k != "path"})
 
 
+def run_any(point: Point) -> Result:
+    """Run the point as its experiment's kind says."""
+    return run_hits(point) if point.experiment.kind == "hits" else run_point(point)
+
+
 def compute(point: Point, folder: Path) -> str:
     """Run the point and keep it."""
-    return keep(run_point(point), key_of(point), folder)
+    return keep(run_any(point), key_of(point), folder)
 
 
 def keep(result: Result, key: str, folder: Path) -> str:

@@ -20,8 +20,8 @@ from rich.progress import (
 
 from experiments.cli_errors import UsageError
 from experiments.engines import Point
-from experiments.points import compute, keep, key_of, source_hash
-from experiments.simulate import Result, run_point
+from experiments.points import compute, keep, key_of, run_any, source_hash
+from experiments.simulate import Result
 
 SCHEME = "dask://"
 WAIT_S = 30
@@ -105,4 +105,4 @@ def _elsewhere(index: int, point: Point, source: str) -> tuple[int, Result]:
     """Run on a worker. Raises ``UsageError`` where its prefixlab is another."""
     if source_hash() != source:
         raise UsageError("a worker of the cluster has another prefixlab; install the same sources")
-    return index, run_point(point)
+    return index, run_any(point)

@@ -32,7 +32,7 @@ def test_shipped_experiments_are_valid_and_say_what_they_show(name: str) -> None
         ("polcies: []\n", ("x.yaml:3:", "did you mean 'policies'?", "Allowed: name")),
         ("policies:\n  - name: a\n  - nam: b\n", ("x.yaml:5:", "did you mean 'name'?")),
         ("engine: {max_num_seqs: -3}\n", ("x.yaml:3:", "greater than or equal to 1", "got -3")),
-        ("kind: replays\n", ("x.yaml:3:", "'replay' or 'geometry'")),
+        ("kind: replays\n", ("x.yaml:3:", "'replay', 'hits' or 'geometry'")),
         ("seeds: [a]\n", ("x.yaml:3:", "valid integer", "'a'")),
         ("model: [\n", ("x.yaml:4", "not YAML")),
     ],
