@@ -153,11 +153,13 @@ def replay_once(point: Point, pricing: Prices) -> Result:
     row = point.columns() | summary(
         records,
         capacity_bytes=hosted.engine.capacity_bytes,
+        ledger=ledger,
         ttft_limit_s=e.ttft_limit_s,
         tpot_limit_s=e.tpot_limit_s,
     )
     row |= {f"reason_{name}_tokens": int(reasons[name].sum()) for name in reasons}
     row |= _rates(trace, e.trace.arrival_scale) | hosted.columns
+    row |= getattr(hosted.engine, "report", dict)()
     requests = pd.concat([records.requests(), reasons.add_prefix("reason_")], axis=1)
     tables = {"requests": requests, "preemptions": lost_at_preemption(trace, records)}
     return Result(row, {name: t.assign(**point.columns()) for name, t in tables.items()})

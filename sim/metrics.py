@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from sim.ledger import Cause, Ledger
 from sim.records import Records
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -28,11 +29,14 @@ def hit_rates(rows: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def warm_from_ns(records: Records, capacity_bytes: int) -> int:
-    """When the cache first fills: cached blocks reach 95 % of the pool; 0 if they never do."""
+def warm_from_ns(records: Records, capacity_bytes: int, ledger: Ledger | None = None) -> int:
+    """When the cache first fills: what is cached reaches 95 % of the pool, or something has to go
+    under pressure (where requests' own bytes keep the cache below that); 0 if neither happens."""
     log = records.step_log()
-    full = log[log.cached_bytes >= 0.95 * capacity_bytes] if capacity_bytes else log[:0]
-    return int(full.start_ns.iloc[0]) if len(full) else 0
+    full = log.cached_bytes >= 0.95 * capacity_bytes if capacity_bytes else log.step < 0
+    if ledger is not None and Cause.PRESSURE in ledger.cause:
+        full = full | (log.step + log.repeat > ledger.step[ledger.cause.index(Cause.PRESSURE)])
+    return int(log.start_ns[full].iloc[0]) if full.any() else 0
 
 
 def spread(values_s: NDArray[np.float64], name: str) -> dict[str, float]:
@@ -68,6 +72,7 @@ def summary(
     records: Records,
     *,
     capacity_bytes: int = 0,
+    ledger: Ledger | None = None,
     ttft_limit_s: float = 2.0,
     tpot_limit_s: float = 0.05,
 ) -> dict[str, float]:
@@ -77,7 +82,7 @@ def summary(
     ttft = _seconds(done.first_token_ns - done.arrived_ns)
     later = np.maximum(done.output_tokens.to_numpy(np.int64) - 1, 1)
     tpot = _seconds(done.finished_ns - done.first_token_ns) / later
-    warm = warm_from_ns(records, capacity_bytes)
+    warm = warm_from_ns(records, capacity_bytes, ledger)
     span_s = (int(rows.finished_ns.max()) - int(rows.arrived_ns.min())) / 1e9 if len(done) else 0.0
     again = [a for _, a in records.admissions if a.resumed]
     met = (ttft <= ttft_limit_s) & (tpot <= tpot_limit_s)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.ledger import Action, Cause, Kind, Ledger
 from sim.metrics import hit_rates, occupancy, spread, summary, warm_from_ns, weighted_spread
 from sim.records import Records
 from sim.step import Admission
@@ -163,3 +164,15 @@ def test_occupancy_is_weighted_by_time() -> None:
     found.steps = [(0, 1, 0, S, 0, 0, 0, 0, 100, 0), (1, 1, S, 4 * S, 0, 0, 0, 0, 500, 0)]
     assert occupancy(found, 1000) == {"pool_used_mean": pytest.approx(0.4), "pool_used_max": 0.5}
     assert occupancy(found, 0) == {}
+
+
+def test_the_first_eviction_under_pressure_is_full_too() -> None:
+    """Where running requests keep what is cached below 95 % of the pool, as in SGLang's trees."""
+    found, ledger = filled(0), Ledger()
+    log = found.step_log()
+    at = int(log.step.iloc[len(log) // 3])
+    ledger.emit(0, Kind.STATE, Action.DROPPED, 1, 1, cause=Cause.POLICY)
+    assert warm_from_ns(found, 10**9, ledger) == 0
+    ledger.emit(at, Kind.STATE, Action.DROPPED, 1, 1, cause=Cause.PRESSURE)
+    assert warm_from_ns(found, 10**9, ledger) == int(log.start_ns.iloc[len(log) // 3])
+    assert summary(found, capacity_bytes=10**9, ledger=ledger)["warm_from_s"] > 0
