@@ -6,6 +6,7 @@ timings is not timed again. Timings of another device, model or kernels are neve
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ SAVE_EVERY_S = 5.0
 DIGITS = 4
 LAUNCHED = "launched_one_by_one"
 REFERENCE = "reference_s"
+SETTLED = "reference_is_median"
 SAME = ("device", "driver", "versions", "model", "pattern", "timer", "row_block",
         "block_tokens", "seed")  # fmt: skip
 
@@ -51,6 +53,8 @@ def calibrate(
     profile = started(model, out, options)
     todo = left_to_do(profile, model, options)
     profile, done = runner.run(profile, todo, out, progress)
+    if done == len(todo):
+        profile = runner.settled(profile)
     profile = fitted(profile, model)
     write(profile, out)
     return profile, len(todo) - done
@@ -100,6 +104,10 @@ def started(model: Model, out: Path, options: Options) -> Profile:
     return profile
 
 
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.{DIGITS}g}")
+
+
 def reference_call(options: Options) -> Call:
     """The call that stands for the machine's speed."""
     with torch.inference_mode():
@@ -121,7 +129,7 @@ class Runner:
     def __init__(self, model: Model, options: Options) -> None:
         self.model, self.options, self.timer = model, options, options.timer
         self._bench: Bench | None = None
-        self._other: Call | None = None
+        self._reference: Reference | None = None
         self.launched: list[str] = []
 
     @property
@@ -147,12 +155,29 @@ class Runner:
         return replace(self.timer, graph=False).seconds(pieces)
 
     def reference(self, profile: Profile) -> Reference | None:
-        """What ran when the profile was begun, with its time then; none on a GPU."""
+        """What runs around timings, with its time at the profile's speed; none on a GPU."""
         if REFERENCE not in profile.provenance:
             return None
-        if self._other is None:
-            self._other = reference_call(self.options)
-        return Reference(self._other, profile.provenance[REFERENCE])
+        if self._reference is None:
+            call = reference_call(self.options)
+            self._reference = Reference(call, profile.provenance[REFERENCE])
+        return self._reference
+
+    def settled(self, profile: Profile) -> Profile:
+        """A finished profile at the speed that the machine had at its median timing.
+
+        Until then timings are at the speed of the first second.
+        """
+        seen = self._reference.seen if self._reference else []
+        if not seen or profile.provenance.get(SETTLED):
+            return profile
+        level = float(f"{statistics.median(seen):.{DIGITS}g}")
+        factor = level / profile.provenance[REFERENCE]
+        made = {**profile.provenance, REFERENCE: level, SETTLED: True}
+        return replace(profile, provenance=made).with_samples(
+            replace(s, seconds=tuple(_rounded(factor * t) for t in s.seconds))
+            for s in profile.samples
+        )
 
     def run(
         self,
@@ -165,7 +190,7 @@ class Runner:
         start = saved = time.monotonic()
         done = 0
         for done, (case, part) in enumerate(todo, 1):
-            seconds = [float(f"{s:.{DIGITS}g}") for s in self.time(case, profile)]
+            seconds = [_rounded(s) for s in self.time(case, profile)]
             before = profile.case(str(case))
             same = before is not None and before.part == part
             fresh = Sample(str(case), part, 1, tuple(seconds))

@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,20 +24,25 @@ Pieces = Sequence[Call]
 LONG_S = 0.2  # what takes this long is timed once in a round
 IN_A_ROW = 3
 AROUND = 4  # at least so many times of the reference go with a timing
-BURSTS, PAUSE_S = 41, 0.05
+WARM_CALLS = 3
+BURSTS, BUSY_CALLS = 61, 30
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A call whose time tells how fast the machine is now: ``seconds`` at the profile's speed."""
+    """A call whose time tells how fast the machine is now: ``seconds`` at the profile's speed,
+    ``seen`` at each timing."""
 
     call: Call
     seconds: float
+    seen: list[float] = field(default_factory=list, compare=False)
 
     def now(self) -> float:
-        """Its time now. Runs once before, so that caches hold the same whatever ran last."""
-        self.call()
-        return _process_s(self.call)
+        """Its time now. Runs before, so that caches hold the same whatever ran last."""
+        for _ in range(WARM_CALLS):
+            self.call()
+        self.seen.append(_process_s(self.call))
+        return self.seen[-1]
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,13 @@ class Timer:
             return [self._timed(pieces, reference) for _ in range(self.repeats)]
 
     def level(self, call: Call) -> Reference:
-        """The call as a reference, at the speed the machine has over the next seconds."""
+        """The call as a reference, at the speed the machine has over the next second. It runs
+        without a pause: after one, caches and clocks would be those of an idle core."""
         with _quiet(self.device):
             found = []
             for _ in range(BURSTS):
-                time.sleep(PAUSE_S)
-                call()
+                for _ in range(BUSY_CALLS):
+                    call()
                 found.append(_process_s(call))
             return Reference(call, sorted(found)[BURSTS // 2])
 

@@ -39,7 +39,7 @@ BEST = Ceilings(5e10, 1e10, 1e10)
 @pytest.fixture(autouse=True)
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "ceilings", lambda *_: BEST)
-    monkeypatch.setattr(calibrate_timing, "PAUSE_S", 0.0)
+    monkeypatch.setattr(calibrate_timing, "BUSY_CALLS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,8 @@ def test_timings_are_there() -> None:
     reference = Reference(lambda: ran.append(0), 1e-6)
     found = timer.seconds([lambda: ran.append(1), lambda: ran.append(2)], reference)
     assert len(found) == 4 and min(found) > 0
-    assert ran == [0, 0, 1, 0, 0, 2, 0, 0, 0, 0] * 6  # two rounds to warm up
+    assert ran == [0] * 4 + [1] + [0] * 4 + [2] + [0] * 8 + ran[18:]
+    assert ran == ran[:18] * 6  # two rounds to warm up
     assert torch.is_grad_enabled()
 
 
@@ -135,7 +136,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
         NANO, out, OPTIONS, lambda done, total, case: seen.append((done, total, case))
     )
     assert left == 0 and len(profile.samples) == len(calibrate.planned(NANO, OPTIONS))
-    assert first.samples[0] in profile.samples
+    assert first.samples[0].case in {s.case for s in profile.samples}
+    assert not first.provenance.get(calibrate.SETTLED) and profile.provenance[calibrate.SETTLED]
     assert seen[-1][:2] == (len(seen), len(seen)) and first.samples[0].case not in {
         case for *_, case in seen
     }
@@ -225,6 +227,19 @@ def test_a_part_of_a_model(tmp_path: Path) -> None:
     for case in (c for c in found if c.op == "scan"):
         assert size(SHAPE, case) == size(shape_of(part), case)
     assert backend(profile, NANO)[0].run(Step(0, [Chunk(0, 0, 8, True)])).durations_ns[0] > 0
+
+
+def test_a_finished_profile_is_at_its_median_speed(tmp_path: Path) -> None:
+    profile, _ = calibrate.calibrate(NANO, tmp_path / "p.json", replace(OPTIONS, grid="none"))
+    begun = replace(profile, provenance={**profile.provenance, calibrate.SETTLED: False})
+    runner = Runner(NANO, OPTIONS)
+    reference = runner.reference(begun)
+    reference.seen.extend([2 * reference.seconds] * 3)
+    settled = runner.settled(begun)
+    assert settled.provenance["reference_s"] == pytest.approx(2 * reference.seconds, rel=1e-3)
+    for one, two in zip(begun.samples, settled.samples, strict=True):
+        assert two.median_s == pytest.approx(2 * one.median_s, rel=2e-3)
+    assert runner.settled(settled) == settled
 
 
 def test_bad_devices() -> None:
