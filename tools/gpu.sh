@@ -56,7 +56,7 @@ fi
 # 1. Correctness: every kernel at full size against torch on the same device; equal runs, equal bits.
 step kernels 150 "$PYTHON" -m pytest -q -rs tests/test_kernels_gpu.py
 # 2. The executor's own checks, where its commands are there: reuse gives what a full prefill gives.
-cli verify 90 verify --device "$DEVICE" --model "$MODEL"
+cli verify 120 verify --device "$DEVICE" --model "$MODEL" --traces 1
 # 3. Calibration, launched one by one (what the executor does) and from graphs (what engines do).
 cli "calibrate $MODEL" 180 calibrate --device "$DEVICE" --model "$MODEL" "${TIMES[@]}" --rates \
   --out "$OUT/$DEVICE-$MODEL.json"
