@@ -100,7 +100,9 @@ def started(model: Model, out: Path, options: Options) -> Profile:
     if differ or changed:
         name = (differ + changed)[0]
         told = f" ({found[name]}, not {known[name]})" if differ else ""
-        raise ProfileError(f"{out} is of another {name}{told}; name another file, or begin again with --fresh")
+        raise ProfileError(
+            f"{out} is of another {name}{told}; name another file, or begin again with --fresh"
+        )
     return profile
 
 
