@@ -98,9 +98,16 @@ def _rates(hits: Ints, prompt: Ints, served: Any) -> dict[str, Any]:
         "prompt_tokens": int(prompt.sum()),
         "hit_tokens": int(hits.sum()),
         "token_hit_rate": float(hits[served].sum() / max(1, prompt[served].sum())),
+        "second_half_token_hit_rate": _second_half(hits, prompt, served),
         "request_hit_rate": float((hits[served] > 0).mean()) if served.any() else 0.0,
         "mean_request_hit_rate": float(shares.mean()) if served.any() else 0.0,
     }
+
+
+def _second_half(hits: Ints, prompt: Ints, served: Any) -> float:
+    """Over the later half of the requests in the file's order: the first fills the cache."""
+    later = served & (np.arange(len(hits)) >= len(hits) // 2)
+    return float(hits[later].sum() / max(1, prompt[later].sum()))
 
 
 def _flop_saved(point: Point, hits: Ints) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from sim import policies
 from sim.loop import serial
-from sim.policy import Limits, Prefill, State
+from sim.policy import Limits, Prefill, State, View
 from sim.pool.engine import PoolEngine
 from sim.records import Records
 from sim.sglang.engine import SglangEngine
@@ -82,7 +82,8 @@ class TestContract:
                 single = version.startswith("sglang") and end >= start + 16 and start < 48
                 if version.startswith("sglang") and not single:
                     continue
-                placed, states = policy.place(None, request, start, end, limits[single])
+                memory = policy.begin(View(version, 1000, 10, 16, 10**6))
+                placed, states = policy.place(memory, request, start, end, limits[single])
                 assert start <= placed <= end
                 assert placed == start or all(start < s <= end for s in states)
                 assert not single or len(states) <= 1 or policy.layout(version).mode == "none"

@@ -1,0 +1,1 @@
+"""What the policy ``replay-value`` learns in a run."""
