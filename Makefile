@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test bench lint parity-live clean
+.PHONY: demo test bench lint parity-live gpu clean
 
 demo: $(STAMP)
 	$(BIN)/prefixlab run worked_example
@@ -24,6 +24,10 @@ bench: $(STAMP)
 # Needs vLLM's and SGLang's own code, each in an environment of its own: docs/parity.md says how.
 parity-live: $(STAMP)
 	$(BIN)/python tools/parity_live.py --count 200
+
+# Everything that needs a GPU, in one go; DRY=1 runs it small on a CPU: docs/calibration.md.
+gpu:
+	tools/gpu.sh
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from executor.profile_memory import keep_freed_memory
+
 
 def one_thread() -> None:
     """One thread on the CPU: what is timed is then the time of this process, and bits repeat."""
     torch.set_num_threads(1)
+    keep_freed_memory()
 
 
 def usable(device: str) -> None:

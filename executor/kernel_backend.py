@@ -103,27 +103,28 @@ class KernelBackend:
     # ---------------------------------------------------------------- the seam
     def run(self, step: Step) -> StepResult:
         """Nanoseconds of each repetition, computed for real."""
-        prefills = self._begin(step)
-        durations = [self._timed(lambda: self._repetition(step, prefills))]
+        chunks = self._begin(step)
+        durations = [self._repetition(step, chunks)]
         for _ in range(step.repeat - 1):
-            durations.append(self._timed(lambda: self._repetition(step, [])))
+            durations.append(self._repetition(step, []))
         for r, run in self.resident.running.items():
             run.idle += self._done(r, run)
         self.resident.settle()
         return StepResult(np.array(durations, np.int64))
 
-    def _timed(self, work: Callable[[], None]) -> int:
-        """Events on a CUDA device; CPU time of this process elsewhere."""
+    def _timed(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """What it gives, and how long it took: events on a CUDA device, elsewhere CPU time of this
+        process. Copies that only the bookkeeping of slots needs lie outside."""
         if self.setup.device.startswith("cuda"):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            work()
+            done = work()
             end.record()
             torch.cuda.synchronize()
-            return max(1, round(float(start.elapsed_time(end)) * 1e6))
+            return done, max(1, round(float(start.elapsed_time(end)) * 1e6))
         start_ns = time.process_time_ns()
-        work()
-        return max(1, time.process_time_ns() - start_ns)
+        done = work()
+        return done, max(1, time.process_time_ns() - start_ns)
 
     # ---------------------------------------------------------------- requests
     def _begin(self, step: Step) -> list[tuple[Chunk, Left | None]]:
@@ -156,10 +157,11 @@ class KernelBackend:
         return self._tokens[request], self._places[request]
 
     # ---------------------------------------------------------------- one forward pass
-    def _repetition(self, step: Step, chunks: list[tuple[Chunk, Left | None]]) -> None:
+    def _repetition(self, step: Step, chunks: list[tuple[Chunk, Left | None]]) -> int:
         decodes = [self._decode(r) for r in step.decodes]
         made = [self._prefill(chunk, source) for chunk, source in chunks]
-        logits = self.decoder.step([prefill for prefill, _ in made], decodes)
+        prefills = [prefill for prefill, _ in made]
+        logits, duration = self._timed(lambda: self.decoder.step(prefills, decodes))
         rows = [c.request for c, _ in chunks if c.samples] + list(step.decodes)
         for (chunk, _), (_, saves) in zip(chunks, made, strict=True):
             self._after_chunk(chunk, saves)
@@ -168,6 +170,7 @@ class KernelBackend:
         if self.setup.seen is not None:
             for r, row in zip(rows, logits, strict=True):
                 self.setup.seen(r, self.resident.running[r].computed - 1, row)
+        return duration
 
     def _prefill(self, chunk: Chunk, source: Left | None) -> tuple[Prefill, list[tuple[int, int]]]:
         tokens, places = self._of(chunk.request)

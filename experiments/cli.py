@@ -17,6 +17,7 @@ from experiments.cli_curve import curve_command
 from experiments.cli_errors import UsageError, tells_errors
 from experiments.cli_options import replaced
 from experiments.cli_parity import parity
+from experiments.cli_validate import validate_command
 from experiments.cli_verify import verify_command
 from experiments.config import Experiment
 from experiments.run import redraw
@@ -87,6 +88,7 @@ app.command("run")(tells_errors(_run))
 app.command("check")(check_command)
 app.command("curve")(curve_command)
 app.command("verify")(verify_command)
+app.command("validate")(validate_command)
 app.command("calibrate")(calibrate)
 app.command("plot")(tells_errors(_plot))
 app.command("list")(tells_errors(_list))

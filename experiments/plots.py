@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,41 @@ def draw_curve(table: pd.DataFrame, experiment: Experiment, rate: float, path: P
         figure.suptitle(f"Hits only, one request at a time{of}\n{experiment.model}")
         figure.savefig(path, metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        plt.close(figure)
+    return path
+
+
+def draw_validation(done: Sequence[Any], path: Path) -> Path:
+    """Modelled against executed TTFT, TPOT and step durations; the diagonal is equality."""
+    palette = colours([f"{v.policy} {v.engine}" for v in done])
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 3, figsize=(13, 4.8), layout="constrained")
+        for ax, figure_name in zip(axes, ("ttft", "tpot", "step"), strict=True):
+            low, high = np.inf, 0.0
+            for v, colour in zip(done, palette, strict=True):
+                if figure_name == "step":
+                    x, y = v.steps.executed_s, v.steps.modelled_s
+                else:
+                    x, y = (v.requests[f"{figure_name}_{r}_s"] for r in ("executed", "modelled"))
+                kept = (x > 0) & (y > 0)
+                ax.plot(x[kept], y[kept], ".", ms=4, color=colour, alpha=0.6,
+                        label=f"{v.policy} ({v.engine})")  # fmt: skip
+                if kept.any():
+                    low, high = min(low, x[kept].min()), max(high, x[kept].max())
+            if high:
+                ax.plot([low, high], [low, high], color="#888888", lw=0.8)
+            ax.set_xscale("log")
+            ax.set_yscale("log")
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_major_formatter("{x:g}")
+                axis.set_minor_formatter(NullFormatter())
+            ax.set_xlabel("executed (s)")
+            ax.set_title({"ttft": "TTFT", "tpot": "TPOT", "step": "steps"}[figure_name])
+        axes[0].set_ylabel("modelled (s)")
+        handles, labels = axes[0].get_legend_handles_labels()
+        columns = _columns(labels, 13)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+        figure.savefig(path, metadata={"Software": None})
         plt.close(figure)
     return path
 

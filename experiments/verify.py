@@ -97,8 +97,10 @@ def engines_of(policy: str) -> Iterator[str]:
         yield from policies.load(policy).engines
 
 
-def setup_of(point: Point, trace: Trace, seed: int, device: str) -> tuple[Any, Setup]:
-    """The engine, and what its steps are run with."""
+def setup_of(
+    point: Point, trace: Trace, seed: int, device: str, *, exact: bool = True
+) -> tuple[Any, Setup]:
+    """The engine, and what its steps are run with; ``exact``: bits do not depend on the batch."""
     from executor.kernel_backend import Placed, Setup
     from executor.layers.common import Numerics
 
@@ -116,7 +118,9 @@ def setup_of(point: Point, trace: Trace, seed: int, device: str) -> tuple[Any, S
         exported=_exported(engine) if point.version.startswith("vllm") else None,
         seed=seed,
         device=device,
-        numerics=Numerics(row_block=64, backend="torch" if device == "cpu" else None),
+        numerics=Numerics(
+            row_block=64 if exact else 0, backend="torch" if device == "cpu" else None
+        ),
     )
 
 
