@@ -67,12 +67,12 @@ def test_killed_again_and_again_gives_the_same_bytes(tmp_path):
     whole, cut, chance = tmp_path / "whole", tmp_path / "cut", random.Random(0)
     subprocess.run(command(whole), check=True, capture_output=True)
     total = len(list((whole / "points").glob("*.json")))
-    for i in range(6):
+    for i in range(4):
         kept = {p: p.stat().st_mtime_ns for p in (cut / "points").glob("*.json")}
         more = ("--jobs", "2") if i % 3 == 2 else ()
-        kill_after(cut, chance.randint(1, total // 8), chance.uniform(0, 0.1), *more)
+        kill_after(cut, chance.randint(1, total // 6), chance.uniform(0, 0.1), *more)
         assert all(p.stat().st_mtime_ns == at for p, at in kept.items())
-    assert 5 <= len(kept) < total
+    assert 3 <= len(kept) < total
     subprocess.run(command(cut), check=True, capture_output=True)
     for name in ("summary.csv", "attribution.csv", "requests.parquet"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
